@@ -1,0 +1,1 @@
+"""IPython's side of the package: the only room that imports IPython."""

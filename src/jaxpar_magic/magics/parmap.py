@@ -1,0 +1,7 @@
+"""`%parmap` and `%%parmap`."""
+from IPython.core.magic import Magics, magics_class
+
+
+@magics_class
+class ParmapMagics(Magics):
+    pass

@@ -1,0 +1,1 @@
+"""Documents to text and to HTML. Pure functions: no IPython, no jax, no feature of this package."""
