@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,12 @@ class Bars:
     caption: str
     unit: str = ""
 
+    def fractions(self) -> list[float]:
+        """Length of each bar from 0 to 1, as a share of the largest; 0 for NaN, inf and negative values."""
+        values = [value if 0 <= value < float("inf") else 0.0 for _, value, _ in self.rows]
+        largest = max(values, default=0.0)
+        return [value / largest if largest else 0.0 for value in values]
+
 
 @dataclass(frozen=True)
 class Items:
@@ -82,7 +88,7 @@ class Link:
     url: str
 
 
-Block = Union[Heading, Paragraph, Code, Table, Bars, Items, Details, Link]
+Block = Heading | Paragraph | Code | Table | Bars | Items | Details | Link
 
 
 @dataclass(frozen=True)
