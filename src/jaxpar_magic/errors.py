@@ -34,16 +34,18 @@ class JaxparError(Exception):
         self.argument = argument
         super().__init__(problem if next_step is None else f"{problem}\nNext: {next_step}")
 
-    def __reduce__(self):  # keyword-only fields are not in `args`, which is all that pickle would keep
-        return (_rebuild, (type(self), self.problem, self.next_step, self.argument))
+    def __reduce__(self):  # the default calls the class with `args` alone, which lacks the fields
+        return (_rebuild, (type(self), self.args, self.__dict__))
 
     def _render_traceback_(self) -> list[str]:
         # IPython's hook: these lines stand in place of a traceback, in a real error output.
         return f"{type(self).__name__}: {self}".splitlines()
 
 
-def _rebuild(kind, problem, next_step, argument):
-    return kind(problem, next_step=next_step, argument=argument)
+def _rebuild(kind, args, fields):
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class OptionError(JaxparError, ValueError):

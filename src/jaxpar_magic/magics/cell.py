@@ -8,13 +8,14 @@ kernel once, with the user's own line numbers.
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass
 class CellBody:
-    """A compiled cell body.
+    """A parsed cell body.
 
     Attributes
     ----------
@@ -27,15 +28,24 @@ class CellBody:
     tree: ast.Module
     filename: str
 
-    def last_function(self) -> str | None:
-        """Name of the last function that the body defines at top level (`def`, or `name = lambda`)."""
+    def last_function(self, namespace: Mapping[str, Any] | None = None) -> str | None:
+        """Name of the last function that the body defines at top level, or None.
+
+        That is a `def` or `async def` (decorated or not) or a name set to a lambda. With `namespace`, the
+        user's names after the body has run, a name set to anything callable but a class counts too:
+        `f = jax.jit(g)`, `f = partial(g, 2)`.
+        """
         for node in reversed(self.tree.body):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 return node.name
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                target = node.targets[0]
-                if isinstance(target, ast.Name) and isinstance(node.value, ast.Lambda):
-                    return target.id
+            name, value = _assigned(node)
+            if name is None:
+                continue
+            if isinstance(value, ast.Lambda):
+                return name
+            bound = namespace.get(name) if namespace is not None else None
+            if callable(bound) and not isinstance(bound, type):
+                return name
         return None
 
     def last_expression(self) -> ast.expr | None:
@@ -48,39 +58,74 @@ class CellBody:
         return any(_awaits(node) for node in self.tree.body)
 
 
+def _assigned(node: ast.stmt) -> tuple[str | None, ast.expr | None]:
+    """(name, value) of `name = value` and `name: annotation = value`, else (None, None)."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target: ast.expr = node.targets[0]
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        target = node.target
+    else:
+        return None, None
+    return (target.id, node.value) if isinstance(target, ast.Name) else (None, None)
+
+
 def _awaits(node: ast.AST) -> bool:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         return False
+    if isinstance(node, ast.GeneratorExp):  # runs later, in a frame of its own, but for its first source
+        return _awaits(node.generators[0].iter)
     if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
+        return True
+    if isinstance(node, ast.comprehension) and node.is_async:
         return True
     return any(_awaits(child) for child in ast.iter_child_nodes(node))
 
 
+class CellSyntaxError(Exception):
+    """A SyntaxError in a cell's body, shown as IPython shows one in a plain cell.
+
+    IPython prints every frame above a SyntaxError that is raised while a cell runs; the frames of its own
+    magic machinery would bury the one line that matters.
+    """
+
+    def __init__(self, shell: Any, error: SyntaxError):
+        super().__init__(str(error))
+        self.lines = shell.SyntaxTB.structured_traceback(type(error), error, [])
+
+    def _render_traceback_(self) -> list[str]:
+        return self.lines
+
+
 def parse_cell(shell: Any, cell: str) -> CellBody:
-    """Transform (magics, `!cmd`, `?`) and parse the body. Raises SyntaxError as a plain cell would."""
+    """Transform (magics, `!cmd`, `?`) and parse the body. Raises CellSyntaxError."""
     __tracebackhide__ = True
     # The leading newline stands for the magic's own line, so that line numbers match the cell.
     source = "\n" + shell.transform_cell(cell)
+    # Not `execution_count`: IPython 9 has raised it already while the cell runs, 7 and 8 have not.
     number = len(shell.history_manager.input_hist_raw) - 1
     filename = shell.compile.cache(source, number, raw_code="\n" + cell)
-    tree = shell.transform_ast(shell.compile.ast_parse(source, filename=filename))
+    try:
+        tree = shell.transform_ast(shell.compile.ast_parse(source, filename=filename))
+    except SyntaxError as error:
+        raise CellSyntaxError(shell, error) from None
     return CellBody(cell, tree, filename)
 
 
 def run_body(shell: Any, body: CellBody, *, keep_last: bool = False) -> Any:
     """Execute the body in the user's namespace; return the value of a last bare expression.
 
-    With `keep_last` a last expression is not evaluated (the caller maps it instead).
+    With `keep_last` a last expression is not evaluated (the caller maps it instead). Nothing runs if any
+    part does not compile: CellSyntaxError.
     """
     __tracebackhide__ = True
-    nodes = list(body.tree.body)
-    last = None
-    if nodes and isinstance(nodes[-1], ast.Expr):
-        last = nodes.pop()
-    if nodes:
-        module = ast.Module(nodes, [])
-        exec(shell.compile(module, body.filename, "exec"), shell.user_global_ns, shell.user_ns)
-    if last is None or keep_last:
-        return None
-    expression = ast.Expression(last.value)
-    return eval(shell.compile(expression, body.filename, "eval"), shell.user_global_ns, shell.user_ns)
+    statements = list(body.tree.body)
+    last = statements.pop() if body.last_expression() is not None else None
+    try:
+        code = shell.compile(ast.Module(statements, []), body.filename, "exec")
+        value = None
+        if isinstance(last, ast.Expr) and not keep_last:
+            value = shell.compile(ast.Expression(last.value), body.filename, "eval")
+    except SyntaxError as error:
+        raise CellSyntaxError(shell, error) from None
+    exec(code, shell.user_global_ns, shell.user_ns)
+    return None if value is None else eval(value, shell.user_global_ns, shell.user_ns)

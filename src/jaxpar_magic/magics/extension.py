@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 _ATTRIBUTE = "_jaxpar_magic_loaded"
@@ -15,52 +16,70 @@ class Loaded:
 
     def __init__(self, shell: Any):
         self.shell = shell
-        self.magics: list[Any] = []
-        self.shadowed: list[tuple[str, str, Any]] = []  # (kind, name, the magic of that name before)
-        self.callbacks: list[tuple[str, Any]] = []
-        self.matchers: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
 
-    def add_magics(self, instance: Any) -> None:
-        manager = self.shell.magics_manager
-        for kind, names in instance.magics.items():
-            for name in names:
-                if name in manager.magics[kind]:
-                    self.shadowed.append((kind, name, manager.magics[kind][name]))
+    def add_magics(self, kind: type) -> Any:
+        """Make an instance of a `Magics` class for this shell, register it and return it."""
+        shell, manager = self.shell, self.shell.magics_manager
+        configurables = list(shell.configurables)
+
+        # `Magics` puts itself among the shell's configurables, and nothing in IPython ever takes it out.
+        def forget() -> None:
+            shell.configurables[:] = [
+                c for c in shell.configurables if not isinstance(c, kind) or c in configurables
+            ]
+
+        self._undo.append(forget)
+        instance = kind(shell=shell)
+        replaced = {table: dict(magics) for table, magics in manager.magics.items()}
+        replaced_class = manager.registry.get(kind.__name__)
         manager.register(instance)
-        self.magics.append(instance)
 
-    def add_callback(self, event: str, function: Any) -> None:
+        def undo() -> None:
+            for table, ours in instance.magics.items():
+                for name, magic in ours.items():
+                    if manager.magics[table].get(name) == magic:  # else somebody put another there since
+                        _put_back(manager.magics[table], name, replaced[table].get(name))
+            if manager.registry.get(kind.__name__) is instance:
+                _put_back(manager.registry, kind.__name__, replaced_class)
+
+        self._undo.append(undo)
+        return instance
+
+    def add_callback(self, event: str, function: Callable[..., Any]) -> None:
         self.shell.events.register(event, function)
-        self.callbacks.append((event, function))
 
-    def add_matcher(self, matcher: Any) -> None:
-        matchers = getattr(getattr(self.shell, "Completer", None), "custom_matchers", None)
-        if matchers is not None:
-            matchers.append(matcher)
-            self.matchers.append(matcher)
-
-    def remove(self) -> None:
-        shell = self.shell
-        manager = shell.magics_manager
-        for event, function in self.callbacks:
+        def undo() -> None:
             try:
-                shell.events.unregister(event, function)
+                self.shell.events.unregister(event, function)
             except ValueError:  # somebody reset the events meanwhile: then it is gone already
                 pass
-        for matcher in self.matchers:
-            if matcher in shell.Completer.custom_matchers:
-                shell.Completer.custom_matchers.remove(matcher)
-        for instance in self.magics:
-            for kind, names in instance.magics.items():
-                for name in names:
-                    current = manager.magics[kind].get(name)
-                    if getattr(current, "__self__", None) is instance:
-                        del manager.magics[kind][name]
-            manager.registry.pop(type(instance).__name__, None)
-            if instance in shell.configurables:
-                shell.configurables.remove(instance)
-        for kind, name, magic in self.shadowed:
-            manager.magics[kind].setdefault(name, magic)
+
+        self._undo.append(undo)
+
+    def add_matcher(self, matcher: Callable[..., Any]) -> None:
+        """Add a completion matcher, where IPython knows them (8.6 and newer) and completes at all."""
+        matchers = getattr(getattr(self.shell, "Completer", None), "custom_matchers", None)
+        if matchers is None:
+            return
+        matchers.append(matcher)
+
+        def undo() -> None:
+            if matcher in matchers:
+                matchers.remove(matcher)
+
+        self._undo.append(undo)
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+def _put_back(table: dict[str, Any], name: str, before: Any) -> None:
+    if before is None:
+        del table[name]
+    else:
+        table[name] = before
 
 
 def load(shell: Any) -> None:
@@ -72,11 +91,14 @@ def load(shell: Any) -> None:
     from .parmap import ParmapMagics
 
     loaded = Loaded(shell)
-    explain_magics = JaxExplainMagics(shell=shell)
-    for instance in (JaxDevicesMagics(shell=shell), ParmapMagics(shell=shell), explain_magics):
-        loaded.add_magics(instance)
-    hook = ErrorHook(shell, explain_magics)
-    loaded.add_callback("post_run_cell", hook.post_run_cell)
+    try:
+        loaded.add_magics(JaxDevicesMagics)
+        loaded.add_magics(ParmapMagics)
+        explain_magics = loaded.add_magics(JaxExplainMagics)
+        loaded.add_callback("post_run_cell", ErrorHook(shell, explain_magics).post_run_cell)
+    except BaseException:
+        loaded.remove()
+        raise
     setattr(shell, _ATTRIBUTE, loaded)
 
 

@@ -7,7 +7,8 @@ unclosed quote, knows no `-h`, and splits `np.linspace(0, 1, 5)` at its blanks.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -15,6 +16,7 @@ from IPython.core.error import UsageError
 from ..errors import did_you_mean
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
+_CODE, _TEXT, _FSTRING, _FIELD = "code", "text", "f-string", "field of an f-string"
 
 
 def usage_error(magic: str, message: str) -> UsageError:
@@ -26,60 +28,71 @@ def usage_error(magic: str, message: str) -> UsageError:
 def split_line(line: str, magic: str) -> list[str]:
     """Split a magic line at blanks that stand outside quotes and brackets.
 
-    Quotes are kept: each token is a Python expression or an option as typed.
+    Quotes are kept: each token is a Python expression or an option as typed. A token that begins with `#`
+    starts a comment. Raises UsageError for a quote or bracket that is not closed.
 
-    >>> split_line("np.linspace(0, 1, 5) k='a b' -s vmap", "parmap")
+    >>> split_line("np.linspace(0, 1, 5) k='a b' -s vmap  # a comment", "parmap")
     ['np.linspace(0, 1, 5)', "k='a b'", '-s', 'vmap']
     """
     tokens: list[str] = []
-    current = ""
-    closing: list[str] = []
-    quote = ""
+    start: int | None = None  # of the token being read
+    inside: list[tuple[str, str]] = []  # (what closes it, how to read what is in it), innermost last
     i = 0
     while i < len(line):
         c = line[i]
-        if quote:
-            if c == "\\" and i + 1 < len(line):
-                current += line[i : i + 2]
-                i += 2
-                continue
-            if line.startswith(quote, i):
-                current += quote
-                i += len(quote)
-                quote = ""
-                continue
-        elif c in "'\"":
-            quote = c * 3 if line.startswith(c * 3, i) else c
-            current += quote
-            i += len(quote)
-            continue
-        elif c in _CLOSING:
-            closing.append(_CLOSING[c])
-        elif c in ")]}":
-            if not closing or closing.pop() != c:
-                raise usage_error(magic, f"unmatched {c!r} in: {line.strip()}")
-        elif c.isspace() and not closing:
-            if current:
-                tokens.append(current)
-            current = ""
+        closer, how = inside[-1] if inside else ("", _CODE)
+        step = 1
+        if not inside and c.isspace():
+            if start is not None:
+                tokens.append(line[start:i])
+            start = None
             i += 1
             continue
-        current += c
-        i += 1
-    if quote:
-        raise usage_error(magic, f"unclosed quote {quote} in: {line.strip()}")
-    if closing:
-        raise usage_error(magic, f"missing {closing[-1]!r} in: {line.strip()}")
-    if current:
-        tokens.append(current)
+        if start is None:
+            if c == "#":
+                break
+            start = i
+        if how in (_TEXT, _FSTRING):
+            if c == "\\":
+                step = 2
+            elif line.startswith(closer, i):
+                inside.pop()
+                step = len(closer)
+            elif how == _FSTRING and c == "{":
+                if line.startswith("{{", i):
+                    step = 2
+                else:
+                    inside.append(("}", _FIELD))
+        elif c in "'\"":
+            quote = c * 3 if line.startswith(c * 3, i) else c
+            prefix = re.search(r"\w*$", line[start:i])
+            is_f = prefix is not None and prefix[0].lower() in ("f", "rf", "fr")
+            inside.append((quote, _FSTRING if is_f else _TEXT))
+            step = len(quote)
+        elif c in _CLOSING:
+            inside.append((_CLOSING[c], _CODE))
+        elif c in ")]}":
+            if c != closer:
+                raise usage_error(magic, f"unmatched {c!r} in: {line.strip()}")
+            inside.pop()
+        elif c == ":" and how == _FIELD:  # what follows is a format: text with fields of its own
+            inside[-1] = (closer, _FSTRING)
+        i += step
+    if inside:
+        closer, _ = inside[-1]
+        what = "unclosed quote" if closer[0] in "'\"" else "missing"
+        raise usage_error(magic, f"{what} {closer} in: {line.strip()}")
+    if start is not None:
+        tokens.append(line[start:i])
     return tokens
 
 
 def unquote(token: str) -> str:
-    """The text of a token that may stand in quotes: `'a b'` → `a b`."""
+    """The text of a token that stands in quotes as a whole: `'a b'` → `a b`."""
     for quote in ('"""', "'''", '"', "'"):
         if len(token) >= 2 * len(quote) and token.startswith(quote) and token.endswith(quote):
-            return token[len(quote) : -len(quote)]
+            text = token[len(quote) : -len(quote)]
+            return token if quote in text else text
     return token
 
 
@@ -113,38 +126,51 @@ class OptionParser(argparse.ArgumentParser):
         return [flag for action in self._actions for flag in action.option_strings]
 
     def parse_tokens(self, tokens: Iterable[str]) -> tuple[argparse.Namespace, list[str]]:
-        """Options and positional tokens, in any order. Unknown options are refused with the nearest."""
+        """Options and positional tokens, in any order.
+
+        A value may be attached (`--devices=2`, `-d=2`, `-d2`) or follow; it may begin with a dash. An option
+        whose value may be left out (`nargs="?"`) takes the next token only if its `type` accepts it, so that
+        in `-c xs` the input stays an input. An unknown option is refused with the nearest one; `-h` shows
+        the options.
+        """
+        actions = {flag: action for action in self._actions for flag in action.option_strings}
         options, positional = [], []
-        takes_value = {f for a in self._actions if a.nargs != 0 for f in a.option_strings}
-        optional_value = {f for a in self._actions if a.nargs == "?" for f in a.option_strings}
-        tokens = list(tokens)
-        known = self.flags()
-        i = 0
-        while i < len(tokens):
-            token = tokens[i]
-            name, has_equals, value = token.partition("=")
-            if len(token) > 1 and token[0] == "-" and not (token[1].isdigit() or token[1] == "."):
-                if name not in known and name[:2] in takes_value and not name.startswith("--"):
-                    name, has_equals, value = token[:2], "=", token[2:]  # -d2
-                if name not in known:
-                    raise usage_error(self.magic, f"unknown option {name!r}.{did_you_mean(name, known)}")
-                if has_equals:
-                    if name not in takes_value:
-                        raise usage_error(self.magic, f"option {name!r} takes no value, got {value!r}.")
-                    options.append(f"{name}={unquote(value)}" if name.startswith("--") else name + unquote(value))
-                elif name in takes_value and i + 1 < len(tokens) and (
-                    name not in optional_value or not tokens[i + 1].startswith("-")
-                ):
-                    value = unquote(tokens[i + 1])
-                    # `=` keeps a value such as -1 or --xla_flag from being read as an option
-                    options.append(f"{name}={value}" if name.startswith("--") else name + value)
-                    i += 1
-                else:
-                    options.append(token)
-            else:
+        rest = list(tokens)
+        while rest:
+            token = rest.pop(0)
+            if not token.startswith("-") or token == "-" or token[1].isdigit() or token[1] == ".":
                 positional.append(token)
-            i += 1
+                continue
+            flag, attached, value = token.partition("=")
+            if flag in ("-h", "--help") and flag not in actions:
+                raise UsageError(f"the options of %{self.magic}\n{self.format_help()}")
+            short = actions.get(token[:2])
+            if flag not in actions and f"-{flag}" not in actions and short is not None and short.nargs != 0:
+                flag, attached, value = token[:2], "=", token[2:]  # -d2
+            action = actions.get(flag)
+            if action is None:
+                advice = did_you_mean(flag, actions) or " (An expression that begins with - needs brackets.)"
+                raise usage_error(self.magic, f"unknown option {flag!r}.{advice}")
+            if attached and action.nargs == 0:
+                raise usage_error(self.magic, f"option {flag!r} takes no value, got {value!r}.")
+            if not attached and action.nargs != 0 and rest and _can_be_value(rest[0], action, actions):
+                attached, value = "=", rest.pop(0)
+            # `=` keeps argparse from reading a value such as -1 or --xla_flag as an option.
+            options.append(f"{flag}={unquote(value)}" if attached else flag)
         return self.parse_args(options), positional
+
+
+def _can_be_value(token: str, action: argparse.Action, actions: Mapping[str, argparse.Action]) -> bool:
+    """Whether the token after an option is its value."""
+    if token.partition("=")[0] in actions:
+        return False
+    if action.nargs != "?" or action.type is None:
+        return action.nargs != "?" or not token.startswith("-")
+    try:
+        action.type(unquote(token))  # type: ignore[operator]
+    except (UsageError, argparse.ArgumentTypeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def choice(magic: str, option: str, value: Any, known: Iterable[str]) -> str:
