@@ -1,13 +1,32 @@
-"""Fixtures shared by all tests."""
+"""What all tests share: fresh interpreters, real kernels, a real shell."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+_DECIDES_DEVICES = ("JAX_", "XLA_", "JAXPAR_")
+
+# What the person who runs the tests has set must not decide their outcome, in this process or a child.
+for _name in [name for name in os.environ if name.startswith(_DECIDES_DEVICES)]:
+    del os.environ[_name]
+
+
+def pytest_report_header() -> str:
+    from importlib.metadata import version
+
+    return ", ".join(f"{name} {version(name)}" for name in ("jax", "ipython", "ipykernel", "numpy"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_ipython_folder(tmp_path_factory):
+    """Kernels and shells of the tests see no profile of the user's, and leave no history in it."""
+    os.environ["IPYTHONDIR"] = str(tmp_path_factory.mktemp("ipython"))
 
 
 def run_python(code: str, *, env: dict[str, str] | None = None, timeout: float = 120, check: bool = True):
@@ -15,37 +34,43 @@ def run_python(code: str, *, env: dict[str, str] | None = None, timeout: float =
 
     Variables that would decide devices are removed from the environment first.
     """
-    full = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "JAXPAR_"))}
-    full.update(env or {})
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=full, capture_output=True, text=True, timeout=timeout
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=_environment(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
     )
     if check and done.returncode != 0:
         raise AssertionError(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done
 
 
-def run_notebook(cells: list[str], *, allow_errors: bool = True, timeout: float = 120, env: dict[str, str] | None = None):
+def _environment(env: dict[str, str] | None) -> dict[str, str]:
+    # Again, since a test may have set such a variable in this process.
+    return {k: v for k, v in os.environ.items() if not k.startswith(_DECIDES_DEVICES)} | (env or {})
+
+
+def run_notebook(
+    cells: list[str], *, allow_errors: bool = True, timeout: float = 120, env: dict[str, str] | None = None
+):
     """Execute cells in a real kernel through nbclient; return the executed notebook."""
     import nbformat
     from jupyter_client.manager import KernelManager
     from nbclient import NotebookClient
 
-    full = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "JAXPAR_"))}
-    full.update(env or {})
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     # The kernel is this very interpreter, whatever kernel specs the machine has.
-    manager = KernelManager()
+    manager = KernelManager(transport="ipc")  # no ports, which kernels started at once could contend for
     manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     client = NotebookClient(notebook, km=manager, allow_errors=allow_errors, timeout=timeout)
-    client.execute(env=full)
+    client.execute(env=_environment(env), cleanup_kc=True)  # else a kernel that it did not make stays alive
     return notebook
 
 
 def cell_text(cell) -> str:
     """All that a cell printed or displayed, as text (ANSI codes removed)."""
-    import re
-
     parts = []
     for output in cell.outputs:
         if output.output_type == "stream":
@@ -70,3 +95,20 @@ def fresh_python():
 @pytest.fixture
 def notebook():
     return run_notebook
+
+
+@pytest.fixture
+def shell():
+    """A real IPython shell in this process, the one that `get_ipython()` returns; gone after the test."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    config = Config()
+    config.HistoryManager.enabled = False  # else each shell keeps a thread and a database open
+    hooks = sys.excepthook, sys.displayhook
+    shell = InteractiveShell.instance(config=config)
+    try:
+        yield shell
+    finally:
+        InteractiveShell.clear_instance()
+        sys.excepthook, sys.displayhook = hooks
