@@ -8,6 +8,7 @@ kernel once, with the user's own line numbers.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,16 +100,31 @@ class CellSyntaxError(Exception):
 def parse_cell(shell: Any, cell: str) -> CellBody:
     """Transform (magics, `!cmd`, `?`) and parse the body. Raises CellSyntaxError."""
     __tracebackhide__ = True
-    # The leading newline stands for the magic's own line, so that line numbers match the cell.
-    source = "\n" + shell.transform_cell(cell)
+    code = re.sub(r"\A([ \t]*\n)+", "", cell)
+    try:
+        transformed = shell.transform_cell(code)
+    except SyntaxError:  # the tokenizer's, without our file name: the parser will say it of the cell as typed
+        transformed = code
+    # Empty lines stand for all that comes before in the cell, so that line numbers match it.
+    source = "\n" * _lines_before(shell, cell) + transformed
     # Not `execution_count`: IPython 9 has raised it already while the cell runs, 7 and 8 have not.
     number = len(shell.history_manager.input_hist_raw) - 1
-    filename = shell.compile.cache(source, number, raw_code="\n" + cell)
+    filename = shell.compile.cache(source, number)
     try:
         tree = shell.transform_ast(shell.compile.ast_parse(source, filename=filename))
     except SyntaxError as error:
         raise CellSyntaxError(shell, error) from None
     return CellBody(cell, tree, filename)
+
+
+def _lines_before(shell: Any, cell: str) -> int:
+    """How many lines of the cell that was typed come before the body's first line that is not empty."""
+    code = cell.strip()
+    typed = shell.history_manager.input_hist_raw[-1]
+    before, found, after = typed.rpartition(code)
+    if not found or after.strip():  # called from code, not typed: as if the magic's line stood above the body
+        before = "\n" + cell[: cell.index(code)]
+    return before.count("\n")
 
 
 def run_body(shell: Any, body: CellBody, *, keep_last: bool = False) -> Any:
