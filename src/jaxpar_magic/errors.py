@@ -7,6 +7,7 @@ they render as those lines alone (`_render_traceback_`): our own frames tell a u
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -39,7 +40,10 @@ class JaxparError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         # IPython's hook: these lines stand in place of a traceback, in a real error output.
-        return f"{type(self).__name__}: {self}".splitlines()
+        parts = [f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
+        if self.__cause__ is not None:
+            parts.append("Caused by " + "".join(traceback.format_exception_only(self.__cause__)))
+        return "\n".join(parts).splitlines()
 
 
 def _rebuild(kind, args, fields):
