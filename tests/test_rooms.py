@@ -31,6 +31,7 @@ ALLOWED = {
     **{door: BASE | FEATURES | {"render", "magics"} for door in DOORS},
 }
 HEAVY = {"jax", "jaxlib", "numpy", "rich"}
+PUBLIC_ALL_THE_SAME = {"_asdict", "_fields", "_replace", "_repr_mimebundle_", "_render_traceback_", "_jax"}
 IPYTHON = {"IPython", "ipykernel", "jupyter_client", "ipywidgets"}
 
 
@@ -90,11 +91,25 @@ def private_names(tree: ast.Module) -> list[str]:
     """Names that JAX keeps to itself, however they are reached."""
     private = re.compile(r"(jax|jaxlib)(\.\w+)*?\._[a-z]")
     found = []
+    own = PUBLIC_ALL_THE_SAME | {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    own |= {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls", "type(self)")
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [found.module for found in imports_of(ast.Module([node], []), "x", is_package=False)]
         elif isinstance(node, ast.Attribute):
             names = [ast.unparse(node)]
+            # Private attributes of arrays and the like: no name of JAX's stands there, only some variable's.
+            owner = ast.unparse(node.value)
+            if (
+                re.match(r"_[a-z]", node.attr)
+                and owner not in OWNERS
+                and node.attr not in PUBLIC_ALL_THE_SAME
+            ):
+                found.append(f"line {node.lineno}: {owner}.{node.attr}")
         elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):
             names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         elif isinstance(node, ast.Subscript | ast.Call) and "modules" in ast.unparse(node)[:20]:
@@ -197,6 +212,7 @@ def later():
     from jax._src import xla_bridge
     from jaxpar_magic.magics import cell
     jax._src.core.f()
+    array._committed, self._rows, other._rows, point._replace(x=1)
     importlib.import_module("jax._src.api")
     sys.modules.get("jaxlib._jax")
     sys.modules["jax._src.config"]
@@ -227,6 +243,7 @@ def test_a_bad_module_is_found():
     assert deferred["jax"] is True
     assert deferred["rich"] is True
     assert sorted({line.partition(": ")[2] for line in private_names(tree)}) == [
+        "array._committed",
         "jax._src",
         "jax._src.api",
         "jax._src.config",
