@@ -103,13 +103,8 @@ def private_names(tree: ast.Module) -> list[str]:
         elif isinstance(node, ast.Attribute):
             names = [ast.unparse(node)]
             # Private attributes of arrays and the like: no name of JAX's stands there, only some variable's.
-            owner = ast.unparse(node.value)
-            if (
-                re.match(r"_[a-z]", node.attr)
-                and owner not in OWNERS
-                and node.attr not in PUBLIC_ALL_THE_SAME
-            ):
-                found.append(f"line {node.lineno}: {owner}.{node.attr}")
+            if re.match(r"_[a-z]", node.attr) and node.attr not in own:
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")
         elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):
             names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         elif isinstance(node, ast.Subscript | ast.Call) and "modules" in ast.unparse(node)[:20]:
