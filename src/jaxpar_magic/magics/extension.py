@@ -58,7 +58,7 @@ class Loaded:
         self._undo.append(undo)
 
     def add_matcher(self, matcher: Callable[..., Any]) -> None:
-        """Add a completion matcher, where IPython knows them (8.6 and newer) and completes at all."""
+        """Add a completion matcher, if the shell completes at all."""
         matchers = getattr(getattr(self.shell, "Completer", None), "custom_matchers", None)
         if matchers is None:
             return
