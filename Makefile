@@ -64,27 +64,28 @@ clean:
 	find src tests tools -name __pycache__ -prune -exec rm -rf {} +
 
 build/demo.html: build/demo.ipynb
-	$(BIN)/jupyter nbconvert --log-level WARN --to html --output-dir build build/demo.ipynb
+	@$(BIN)/jupyter nbconvert --log-level ERROR --to html --output-dir build build/demo.ipynb
 
 build/demo.ipynb: demo.ipynb $(SOURCES) $(VENV)/.demo
 	@echo "Running demo.ipynb: this takes a minute or two"
-	$(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --ExecutePreprocessor.timeout=600 --output-dir build demo.ipynb
+	@$(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --output-dir build demo.ipynb \
+	  --ExecutePreprocessor.timeout=600 --KernelManager.transport=ipc
 
 dist/.built: pyproject.toml README.md LICENSE $(SOURCES) $(VENV)/.build
-	rm -rf dist
+	@rm -rf dist
 	$(BIN)/python -m build --outdir dist .
-	touch $@
+	@touch $@
 
 # .venv/.demo, .venv/.test, …: the package is installed with that extra.
 $(VENV)/.%: pyproject.toml $(VENV)/.python
 	@echo "Installing jaxpar_magic[$*] into $(VENV): the first time takes a few minutes"
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
-	touch $@
+	@$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
 	    echo "Name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	rm -rf $(VENV)
-	$(PYTHON) -m venv $(VENV)
-	touch $@
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
