@@ -8,6 +8,7 @@ fails the day it goes.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -34,3 +35,123 @@ def jax_version() -> tuple[int, ...]:
             break
         numbers.append(int(digits))
     return tuple(numbers)
+
+
+# -------------------------------------------------------------------- programs (used by mapping)
+
+
+def with_constants_as_arguments(closed: Any, minimum_bytes: int) -> tuple[Any, list[Any]]:
+    """A function of (large constants, inputs) from a closed jaxpr, and those constants.
+
+    Constants of at least `minimum_bytes` become arguments: the program's text then does not hold their values,
+    compiling does not fold them, and one program serves other values of the same shape. Small ones stay inside.
+
+    Uses `Jaxpr.replace`, which jax.extend exports with the class but does not document; 0.6.2 to 0.12.
+    """
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+    jaxpr = closed.jaxpr
+    pairs = list(zip(jaxpr.constvars, closed.consts))
+    large = [(v, c) for v, c in pairs if getattr(c, "nbytes", 0) >= minimum_bytes]
+    small = [(v, c) for v, c in pairs if getattr(c, "nbytes", 0) < minimum_bytes]
+    changed = jaxpr.replace(constvars=[v for v, _ in small], invars=[*(v for v, _ in large), *jaxpr.invars])
+    return jaxpr_as_fun(ClosedJaxpr(changed, [c for _, c in small])), [c for _, c in large]
+
+
+def ordered_effects(closed: Any) -> bool:
+    """Whether a traced function has ordered effects (`ordered=True` callbacks): JAX runs those on one device only.
+
+    The effect classes are private (`OrderedDebugEffect`, `OrderedIOEffect`); their names have been so since 0.4.
+    """
+    return any(type(effect).__name__.startswith("Ordered") for effect in closed.effects)
+
+
+# --- devices ---------------------------------------------------------------------------------------------
+
+
+def live_platforms() -> tuple[str, ...]:
+    """Platforms whose backend runs, e.g. `("cpu",)`; empty before the first JAX operation.
+
+    Never imports jax, never starts a backend, never waits.
+    """
+    # `jax.extend.backend.backends()` would start them. JAX 0.6 to 0.12 keep them in `_backends`;
+    # `backends_are_initialized()` beside it gives no names and waits while another thread starts one.
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return tuple(getattr(bridge, "_backends", ()))
+
+
+def xla_flag_in_force(name: str) -> Any | None:
+    """The value that XLA has for a flag, or None where it does not tell.
+
+    XLA reads XLA_FLAGS once. Call it only while a backend runs: before, it would make XLA read them.
+    """
+    # No public name tells which flags XLA read. jaxlib 0.6 to 0.12: DebugOptions start from the flags.
+    from jaxlib import xla_client
+
+    options = xla_client.CompileOptions().executable_build_options.debug_options
+    return getattr(options, name, None)
+
+
+def active_mesh() -> Any | None:
+    """The mesh that `jax.set_mesh` made current, or None."""
+    from jax import sharding
+
+    if hasattr(sharding, "get_mesh"):
+        mesh = sharding.get_mesh()
+    else:  # before JAX 0.7 `set_mesh` existed without its reader
+        from jax._src.mesh import get_concrete_mesh
+
+        mesh = get_concrete_mesh()
+    return None if mesh is None or mesh.empty else mesh
+
+
+def global_default_device() -> Any | None:
+    """What `jax.config.update("jax_default_device", …)` set: a device, a platform's name, or None."""
+    # `jax.config.jax_default_device` gives the value of a surrounding `with jax.default_device(…)`
+    # instead; writing that back would make it outlive its `with`. JAX 0.6 to 0.12.
+    from jax._src import config
+
+    return config.default_device.get_global()
+
+
+def hold_backends() -> Callable[[], None]:
+    """Keep the running backends; the function returned puts exactly them back.
+
+    Starting a backend of the old size again would not do: arrays and meshes would belong to a third one.
+    Call the function while no backend runs (after `clear_backends`).
+    """
+    # No public name sets the backends. JAX 0.6 to 0.12 keep the dict and the default one in these.
+    from jax._src import xla_bridge
+
+    backends, default = xla_bridge._backends, xla_bridge._default_backend
+
+    def put_back() -> None:
+        with xla_bridge._backend_lock:
+            xla_bridge._backends, xla_bridge._default_backend = backends, default
+
+    return put_back
+
+
+def base_array(array: Any) -> Any:
+    """The array of numbers under a PRNG key array (which `jax.live_arrays` lists); others as they are."""
+    import jax
+
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(array)
+    return array
+
+
+def shard_views(array: Any) -> tuple[Any, ...]:
+    """The arrays of one device each that were made when somebody looked at an array's shards.
+
+    `jax.live_arrays` lists them beside the array whose memory they share.
+    """
+    # Asking for `addressable_shards` would make them. JAX 0.6 to 0.12 cache that property on the array.
+    return tuple(shard.data for shard in getattr(array, "__dict__", {}).get("addressable_shards", ()))
+
+
+def setting(name: str, default: Any = None) -> Any:
+    """A JAX setting such as "jax_enable_x64" as it is in force here, context managers included."""
+    import jax
+
+    return getattr(jax.config, name, default)

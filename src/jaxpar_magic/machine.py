@@ -6,8 +6,10 @@ or after `taskset` and `ulimit`: a process that takes them at their word is thro
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,15 +109,15 @@ def _control_groups(controller: str, proc: str) -> Iterator[Path]:
         kind, _, options = after.split(" ", 2)
         root, mounted_at = before.split(" ")[3:5]
         if kind == "cgroup2":
-            group = groups.get("")
+            version = ""
         elif kind == "cgroup" and controller in options.split(" ")[-1].split(","):
-            group = groups.get(controller)
+            version = controller
         else:
             continue
-        if group is None:
+        if version not in groups:
             continue
         # In a container the mount may show only the container's own subtree, as `root` tells.
-        inside = os.path.relpath(group, root)
+        inside = os.path.relpath(groups[version], root)
         top = directory = Path(mounted_at)
         if not inside.startswith(".."):
             directory = top / inside
@@ -159,3 +161,36 @@ def _fields(path: Path) -> dict[str, int]:
     """Lines such as `MemAvailable:   123 kB` or `inactive_file 123` as a dict of their numbers."""
     rows = (line.split() for line in _text(path).splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdigit()}
+
+
+def resident_memory(proc: str = "/proc") -> int:
+    """Bytes of memory that this process occupies now (its peak where the system tells no more)."""
+    used = _fields(Path(proc, "self/status")).get("VmRSS:")
+    if used is not None:
+        return used * 1024
+    import resource  # macOS: bytes there, kilobytes elsewhere
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def trim_memory() -> None:
+    """Give freed memory back to the system, where the C library can (glibc)."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        pass
+
+
+def size_text(size: int) -> str:
+    """Bytes for people.
+
+    >>> size_text(384), size_text(24_800_000_000)
+    ('384 B', '24.8 GB')
+    """
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{size} B" if unit == "B" else f"{value:.3g} {unit}"
