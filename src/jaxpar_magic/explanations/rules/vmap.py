@@ -1,0 +1,139 @@
+"""vmap, and what pmap shares with it: which axes are mapped, and their sizes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..context import Call, Failure
+from ..explanation import Fix
+from ..registry import Finding, rule
+from ..wording import listed, parmap_fix
+
+
+@dataclass(frozen=True)
+class _Axis:
+    size: int
+    axis: int
+    argument: str  # "w", "p['a']", "args[0]"
+    type: str
+
+
+def mapped_call(failure: Failure, name: str) -> tuple[Call, Call] | None:
+    """The user's `vmap(f, …)(x, …)`: (the outer call with the inputs, the inner one with the function)."""
+    for frame in failure.user_frames:
+        inner = next((call for call in frame.calls if call.name == name), None)
+        outer = next((call for call in frame.calls if inner and call.function == inner.source), None)
+        if inner is not None and outer is not None:
+            return outer, inner
+    return None
+
+
+def with_in_axes(inner: Call, axes: list[str]) -> str:
+    """The source of `vmap(f, …)` with these in_axes instead of its own."""
+    rest = [f"{name}={value}" for name, value in inner.keywords.items() if name != "in_axes"]
+    return f"{inner.function}({', '.join([*inner.args[:1], 'in_axes=(' + ', '.join(axes) + ')', *rest])})"
+
+
+@rule("JPX0401", "mapped-sizes-differ", types=("ValueError",), clues=("inconsistent sizes for array axes",))
+def mapped_sizes_differ(failure: Failure) -> Finding | None:
+    head = failure.search(r"\b(vmap|pmap) got inconsistent sizes for array axes to be mapped")
+    lines = failure.findall(
+        r"(?:had|axes of) size (\d+)(?:, e\.g\.|:) axis (-?\d+) of (?:argument )?(\S+) of type ([^;\s]+)"
+    )
+    if head is None or len(lines) < 2:
+        return None
+    name = head.group(1)
+    axes = [_Axis(int(m.group(1)), int(m.group(2)), m.group(3), m.group(4)) for m in lines]
+    parts = [f"axis {a.axis} of {a.argument} ({a.type}) has {a.size}" for a in axes]
+    odd = axes[-1]
+    fixes = [
+        Fix(
+            f"Share {odd.argument} among all items instead of mapping it",
+            _shared(failure, name, odd) or f"jax.{name}(function, in_axes=(0, None))(inputs, shared)",
+        ),
+        Fix(
+            "Map every argument along axes of the same length",
+            f"# make these equal: {', '.join(f'{a.argument} has {a.size}' for a in axes)}",
+        ),
+    ]
+    return Finding(
+        what=f"{name} maps its arguments together, one item of each at a time, but their lengths differ: "
+        f"{listed(parts)}.",
+        why=f"{name} maps axis 0 of every argument unless in_axes says otherwise; the mapped axes must be "
+        "equally long. An argument that is the same for all items gets None in in_axes.",
+        fixes=fixes,
+        facts={"sizes": tuple(a.size for a in axes), "arguments": tuple(a.argument for a in axes)},
+    )
+
+
+def _shared(failure: Failure, name: str, odd: _Axis) -> str | None:
+    """The user's line with in_axes=None for the argument that has the odd length."""
+    calls = mapped_call(failure, name)
+    if calls is None:
+        return None
+    outer, inner = calls
+    given = inner.keywords.get("in_axes")
+    if not inner.args or (given is not None and not re.fullmatch(r"\(?[\d, ]*\)?", given)):
+        return None
+    positions = []
+    for position, argument in enumerate(outer.args):
+        variable = failure.variable(argument) or failure.variable(f"args[{position}]")
+        shape = variable.shape if variable is not None else None
+        if shape is not None and odd.axis < len(shape) and shape[odd.axis] == odd.size:
+            positions.append(position)
+    if len(positions) != 1 or len(outer.args) < 2:
+        return None
+    axes = re.findall(r"\d+", given or "") or ["0"]
+    axes = axes * len(outer.args) if len(axes) == 1 else axes
+    if len(axes) != len(outer.args):
+        return None
+    axes[positions[0]] = "None"
+    return failure.rewrite(inner.source, with_in_axes(inner, axes))
+
+
+@rule(
+    "JPX0402",
+    "vmap-of-a-list",
+    types=("ValueError",),
+    clues=("was requested to map its argument",),
+    priority=10,
+)
+def vmap_of_a_list(failure: Failure) -> Finding | None:
+    if not failure.search(r"\bvmap was requested to map its argument along axis .* is only 0 \(its shape is \(\)\)"):
+        return None
+    call = failure.outer_call
+    if call is None:
+        return None
+    for position, argument in enumerate(call.args):
+        variable = failure.variable(argument)
+        length, element = (variable.length, variable.element) if variable is not None else _literal(argument)
+        if length is None or element not in ("int", "float", "complex", "bool"):
+            continue
+        new = f"jnp.array({argument})"
+        fixes = [Fix("Make an array of the list", failure.rewrite(f"({argument}", f"({new}") or f"x = {new}")]
+        calls = mapped_call(failure, "vmap")
+        if calls is not None and calls[1].args and len(call.args) == 1:
+            fixes.append(parmap_fix(failure, calls[1].args[0], argument, "Map the list as Pool.map does"))
+        return Finding(
+            what=f"vmap got a list of {length} numbers ({argument}), and takes each number for an argument "
+            "of its own that has no axis to map.",
+            why="For JAX a list is a container of separate arrays (a pytree), not one array: vmap looks for "
+            "axis 0 inside each element. An array has an axis to map.",
+            fixes=fixes,
+            facts={"argument": argument, "position": position, "length": length},
+        )
+    return None
+
+
+def _literal(source: str) -> tuple[int | None, str | None]:
+    """Length and element type of a list written out in the call."""
+    import ast
+
+    try:
+        value = ast.literal_eval(source)
+    except (ValueError, SyntaxError):
+        return None, None
+    if not isinstance(value, list | tuple) or not value:
+        return None, None
+    return len(value), type(value[0]).__name__

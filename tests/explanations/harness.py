@@ -1,0 +1,122 @@
+"""What the tests of explanations share: the corpus, the table of expected codes, snippets in processes.
+
+`python tests/explanations/harness.py CASE …` runs cases of the corpus and prints how they are explained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+AT_A_TIME = 2  # processes, each with a JAX of its own
+
+
+@cache
+def corpus() -> dict[str, dict[str, Any]]:
+    """Cases by id."""
+    lines = (HERE / "data" / "dev.jsonl").read_text(encoding="utf-8").splitlines()
+    return {case["id"]: case for case in map(json.loads, lines)}
+
+
+@cache
+def expected_codes() -> dict[str, list[str]]:
+    """Case id -> codes that explain it, the best first."""
+    table: dict[str, list[str]] = {}
+    for path in sorted((HERE / "expected_codes").glob("*.json")):
+        for case, codes in json.loads(path.read_text(encoding="utf-8")).items():
+            assert case not in table, f"{case} is in two tables"
+            table[case] = [codes] if isinstance(codes, str) else codes
+    return table
+
+
+def run_snippet(
+    source: str, *, devices: int = 1, env: dict[str, str] | None = None, timeout: float = 120
+) -> dict[str, Any]:
+    """Run `source` in a process of its own with `devices` CPU devices.
+
+    The result has "outcome" ("ran", "raised", "died", "timeout"), and for the first two what
+    run_snippet.py writes; "stderr" and "returncode" besides.
+    """
+    full = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "JAXPAR_"))}
+    full["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    full.update(env or {})
+    with tempfile.TemporaryDirectory() as folder:
+        snippet, output = Path(folder, "case.py"), Path(folder, "result.json")
+        snippet.write_text(source, encoding="utf-8")
+        try:
+            done = subprocess.run(
+                [sys.executable, str(HERE / "run_snippet.py"), str(snippet), str(output)],
+                env=full,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                cwd=folder,
+            )
+        except subprocess.TimeoutExpired:
+            return {"outcome": "timeout", "stderr": "", "warnings": [], "explanation": None}
+        result = {"outcome": "died", "warnings": [], "explanation": None}
+        if output.exists():
+            result = json.loads(output.read_text(encoding="utf-8"))
+        return {**result, "stderr": done.stderr, "stdout": done.stdout, "returncode": done.returncode}
+
+
+class Ahead:
+    """Runs the work of the tests that pytest selected, a few at a time, ahead of the tests themselves."""
+
+    def __init__(self, items: Iterable[Any], function: str, run: Callable[[str], Any]):
+        self.pool = ThreadPoolExecutor(AT_A_TIME)
+        self.futures: dict[str, Future[Any]] = {}
+        for item in items:
+            if getattr(item, "originalname", None) == function:
+                key = next(iter(item.callspec.params.values()))
+                self.futures[key] = self.pool.submit(run, key)
+
+    def result(self, key: str) -> Any:
+        return self.futures[key].result()
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+
+def run_case(name: str) -> dict[str, Any]:
+    """Run the snippet of a case as its `env` says."""
+    case = corpus()[name]
+    env = case["env"] or {}
+    return run_snippet(
+        case["snippet"],
+        devices=env.get("devices") or 1,
+        env=env.get("env"),
+        timeout=2 * (env.get("timeout") or 60),
+    )
+
+
+def main(names: list[str]) -> None:
+    from jaxpar_magic.explanations import explain
+
+    for name in names:
+        case = corpus()[name]
+        print(f"== {name} ({case['kind']}), expected {expected_codes().get(name)}\n{case['root_cause']}\n")
+        if not case["snippet"]:
+            print(explain(case["text"]))
+            continue
+        print(case["snippet"])
+        result = run_case(name)
+        print(f"-- {result['outcome']}: {result.get('type')}: {result.get('message')}\n")
+        for explanation in [result["explanation"], *(w["explanation"] for w in result["warnings"])]:
+            if explanation:
+                print(explanation["card"], "\n")
+        if result["outcome"] == "died":
+            print(result["stderr"], explain(result["stderr"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
