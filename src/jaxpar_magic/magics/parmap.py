@@ -1,7 +1,297 @@
-"""`%parmap` and `%%parmap`."""
-from IPython.core.magic import Magics, magics_class
+"""`%parmap` and `%%parmap`: a magic line → a call of `parmap`, and its result shown."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+from typing import Any
+
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from IPython.display import display
+
+from ..errors import did_you_mean
+from .cell import CellBody, parse_cell, run_body
+from .options import OptionParser, choice, split_line, usage_error
+
+try:
+    from IPython.core.magic import output_can_be_silenced
+except ImportError:  # IPython < 8.3 has no way to silence a magic's value
+
+    def output_can_be_silenced(magic_func: Any) -> Any:  # type: ignore[misc]
+        return magic_func
+
+
+_STRATEGIES = ("auto", "vmap", "map", "jit", "shard_map", "pmap", "thread", "process", "serial")
+_SHOW = ("plan", "code", "jaxpr", "hlo", "sharding")
+
+_EXAMPLES = """
+examples:
+  %parmap f xs                              map the function f over xs, stack the results
+  ys = %parmap f xs -s thread               the same, into a variable
+  %parmap f pairs                           a list of tuples is spread over f's parameters
+  %parmap f xs years=5.0 --key 0            a shared value, and a PRNG key per item as f's parameter key
+  %parmap f xs --compare                    time all strategies and check that they agree
+  %parmap f xs --show code                  the plain JAX that does the same
+
+  %%parmap xs -o ys                         the cell defines the function
+  def f(x): ...
+
+  %%parmap x=xs k=3                         or is an expression of the named inputs
+  x ** k
+"""
+
+
+def make_parser() -> OptionParser:
+    """The options of `%parmap`, as in the table of the documentation."""
+    p = OptionParser("parmap", "Map a function over inputs on all cores, devices or worker processes.", _EXAMPLES)
+    p.add_argument("-s", "--strategy", default="auto", metavar="NAME", help=", ".join(_STRATEGIES))
+    p.add_argument("-d", "--devices", metavar="N", help="how many devices (or workers); default all")
+    p.add_argument("-b", "--batch-size", metavar="N", help="items vectorised together on a device")
+    p.add_argument("--chunk-size", metavar="N", help="items per dispatch, which bounds memory")
+    p.add_argument("-a", "--in-axes", metavar="AXES", help="as in jax.vmap; None shares an input with all items")
+    p.add_argument("--out-axes", metavar="AXES", help="as in jax.vmap")
+    p.add_argument("--static", action="append", default=[], metavar="NAME", help="an input that is a constant")
+    p.add_argument("--key", metavar="SEED", help="one PRNG key per item, for the function's parameter key")
+    p.add_argument("--remainder", default="pad", metavar="HOW", help="pad (default), drop or error")
+    p.add_argument("--on-error", default="raise", metavar="HOW", help="raise (default) or skip failing items")
+    p.add_argument("--check", metavar="WHAT", help="finite: name the items whose result has NaN or inf")
+    p.add_argument("-c", "--compare", nargs="?", const=True, metavar="NAMES", help="run several strategies")
+    p.add_argument("--show", metavar="WHAT", help=", ".join(_SHOW) + ": instead of running")
+    p.add_argument("-o", "--out", metavar="NAME", help="result into a variable; only the report line is shown")
+    p.add_argument("-q", "--quiet", action="store_true", help="no report line")
+    p.add_argument("--noresult", action="store_true", help="do not return the result")
+    p.add_argument("-h", "--help", action="store_true", help="this help")
+    return p
 
 
 @magics_class
 class ParmapMagics(Magics):
-    pass
+    """Parallel maps."""
+
+    shell: Any
+
+    @output_can_be_silenced
+    @no_var_expand
+    @line_cell_magic
+    def parmap(self, line: str, cell: str | None = None) -> Any:
+        """Map a function over inputs on all cores, devices or worker processes.
+
+        ::
+
+          %parmap FUNCTION INPUT [INPUT …] [options]
+          %%parmap INPUT [INPUT …] [options]        the cell defines the function
+
+        INPUT is a Python expression: an array or a pytree of arrays (mapped along axis 0), or a list, range,
+        generator, Series or DataFrame (a sequence of items). `name=expression` names the parameter; a number or
+        string is the same for all items. With named inputs the cell may be a bare expression of them.
+
+        Examples::
+
+          %parmap f xs
+          ys = %parmap f xs -s shard_map -d 4
+          %parmap f pairs                   # a list of tuples, as for Pool.starmap
+          %parmap f xs years=5.0 --key 0    # f(x, years=5.0, key=...)
+          %parmap f xs --compare
+          %parmap f xs --show code
+
+          %%parmap xs -o ys
+          def f(x):
+              return x ** 2
+
+          %%parmap x=xs k=3
+          x ** k
+
+        Options: %parmap --help
+        """
+        __tracebackhide__ = True
+        parser = make_parser()
+        args, tokens = parser.parse_tokens(split_line(line.rstrip().removesuffix(";"), "parmap"))
+        if args.help:
+            print(parser.format_help())
+            return None
+        options = self._options(args)
+        function, tokens, body = self._function(tokens, cell)
+        inputs, named, texts = self._inputs(tokens)
+        if body is not None:
+            function = self._cell_function(body, inputs, named, texts, args.key is not None)
+        elif texts is not None:
+            texts.function = self._function_text
+        return self._run(function, inputs, named, options, args, texts)
+
+    # ---------------------------------------------------------------- reading the line
+
+    def _options(self, args: argparse.Namespace) -> dict[str, Any]:
+        choice("parmap", "--strategy", args.strategy, _STRATEGIES)
+        if args.show is not None:
+            choice("parmap", "--show", args.show, _SHOW)
+        if args.out is not None and not args.out.isidentifier():
+            raise usage_error("parmap", f"--out {args.out}: not a variable name.")
+        options: dict[str, Any] = {
+            "strategy": args.strategy,
+            "static": tuple(args.static),
+            "remainder": args.remainder,
+            "on_error": args.on_error,
+            "check": args.check,
+        }
+        for name in ("devices", "batch_size", "chunk_size"):
+            value = getattr(args, name)
+            if value is not None:
+                options[name] = self._whole_number(name, value)
+        for name in ("in_axes", "out_axes", "key"):
+            value = getattr(args, name)
+            if value is not None:
+                options[name] = self._evaluate(value, f"--{name.replace('_', '-')} {value}")
+        return options
+
+    def _whole_number(self, name: str, text: str) -> int:
+        option = "--" + name.replace("_", "-")
+        value = int(text) if text.isdigit() else self._evaluate(text, f"{option} {text}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise usage_error("parmap", f"{option} {text}: needs a whole number from 1 on.")
+        return value
+
+    def _evaluate(self, text: str, where: str) -> Any:
+        """The value of an expression in the user's namespace; its own errors as one line."""
+        __tracebackhide__ = True
+        try:
+            tree = ast.parse(text.strip(), mode="eval")
+        except SyntaxError as error:
+            raise usage_error("parmap", f"{where}: not a Python expression ({error.msg}).") from None
+        try:
+            return eval(compile(tree, "<parmap>", "eval"), self.shell.user_global_ns, self.shell.user_ns)
+        except NameError as error:
+            known = [n for n in self.shell.user_ns if not n.startswith("_")]
+            hint = did_you_mean(str(getattr(error, "name", "") or ""), known)
+            raise usage_error("parmap", f"{where}: {error}.{hint}") from None
+
+    def _inputs(self, tokens: list[str]) -> tuple[list[Any], dict[str, Any], Any]:
+        from ..mapping.source import Texts
+
+        inputs: list[Any] = []
+        named: dict[str, Any] = {}
+        texts = Texts("", "", [], {})
+        positional: list[str] = []
+        for token in tokens:
+            name, expression = _named(token)
+            if name is None:
+                if named:
+                    raise usage_error("parmap", f"{token}: unnamed inputs come before named ones.")
+                inputs.append(self._evaluate(token, token))
+                positional.append(token)
+            else:
+                named[name] = self._evaluate(expression, token)
+                texts.named[name] = expression
+        texts.positional = positional
+        if not inputs and not named:
+            raise usage_error("parmap", "nothing to map over; give an input, as in: %parmap f xs")
+        return inputs, named, texts
+
+    # ---------------------------------------------------------------- the function
+
+    _function_text = ""
+
+    def _function(self, tokens: list[str], cell: str | None) -> tuple[Any, list[str], CellBody | None]:
+        if cell is not None:
+            body = parse_cell(self.shell, cell)
+            if body.has_top_level_await():
+                raise usage_error("parmap", "a %%parmap cell cannot await; await in a cell of its own.")
+            if not body.tree.body:
+                raise usage_error("parmap", "the cell is empty; define the function of one item in it.")
+            return None, tokens, body
+        if not tokens:
+            raise usage_error("parmap", "needs a function and its inputs, as in: %parmap f xs")
+        function = self._evaluate(tokens[0], tokens[0])
+        if not callable(function):
+            raise usage_error(
+                "parmap",
+                f"{tokens[0]}: is a {type(function).__name__}, not a function; "
+                "the function comes first, as in: %parmap f xs",
+            )
+        self._function_text = tokens[0] if tokens[0].isidentifier() else f"({tokens[0]})"
+        return function, tokens[1:], None
+
+    def _cell_function(self, body: CellBody, inputs: list, named: dict, texts: Any, keyed: bool) -> Any:
+        """Run the cell's definitions and return the function that it means."""
+        __tracebackhide__ = True
+        expression = body.last_expression()
+        name = body.last_function()
+        if expression is not None and named and not inputs:
+            return self._expression_function(body, named, texts, keyed)
+        value = run_body(self.shell, body)
+        if name is not None:
+            texts.function, texts.definition = name, body.source
+            return self.shell.user_ns[name]
+        if callable(value):
+            lines = body.source.rstrip().splitlines()
+            texts.function, texts.definition = lines[-1].strip(), "\n".join(lines[:-1])
+            return value
+        hint = "" if named else "; name the inputs to map an expression, as in: %%parmap x=xs"
+        raise usage_error("parmap", f"the cell defines no function{hint}")
+
+    def _expression_function(self, body: CellBody, named: dict[str, Any], texts: Any, keyed: bool) -> Any:
+        """`x ** k` under `x=xs k=3`: a function with the inputs' names as parameters.
+
+        Definitions and imports in front of the expression run once, in the namespace; other statements belong to
+        the function, so that they may use the inputs.
+        """
+        __tracebackhide__ = True
+        once = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+        nodes = copy.deepcopy(body.tree.body)
+        before = [n for n in nodes if isinstance(n, once)]
+        inside: list[ast.stmt] = [n for n in nodes[:-1] if not isinstance(n, once)]
+        last = nodes[-1]
+        assert isinstance(last, ast.Expr)
+        result = ast.copy_location(ast.Return(last.value), last)
+        parameters = [*named, *(["key"] if keyed and "key" not in named else [])]
+        definition = ast.parse(f"def expression({', '.join(parameters)}): pass").body[0]
+        assert isinstance(definition, ast.FunctionDef)
+        definition.body = [*inside, result]
+        ast.copy_location(definition, inside[0] if inside else last)
+        for argument in definition.args.args:
+            ast.copy_location(argument, definition)
+        module = ast.fix_missing_locations(ast.Module([*before, definition], []))
+        code = self.shell.compile(module, body.filename, "exec")
+        space = self.shell.user_ns
+        missing = object()
+        earlier = space.get("expression", missing)
+        exec(code, self.shell.user_global_ns, space)
+        function = space.pop("expression")
+        if earlier is not missing:
+            space["expression"] = earlier
+        texts.function = "expression"
+        texts.definition = ast.unparse(module)
+        return function
+
+    # ---------------------------------------------------------------- running and showing
+
+    def _run(self, function, inputs, named, options, args, texts) -> Any:
+        __tracebackhide__ = True
+        from ..mapping import api
+        from ..mapping.compare import Comparison
+        from ..mapping.options import MapOptions
+        from ..mapping.result import MapResult
+
+        done = api.run(
+            function, inputs, named, MapOptions(**options), compare=args.compare, show=args.show, texts=texts
+        )
+        if isinstance(done, MapResult) and not args.quiet:
+            print("\n".join(done.report.lines()))
+        if args.out is not None and isinstance(done, MapResult | Comparison):
+            if isinstance(done, Comparison) and not args.quiet:
+                display(done)
+            self.shell.user_ns[args.out] = done.value
+            return None
+        if args.noresult:
+            return None
+        return done.value if isinstance(done, MapResult) else done
+
+
+def _named(token: str) -> tuple[str | None, str]:
+    """("x", "xs") from ``x=xs``; (None, token) where there is no name (``a==b``, ``f(x=1)``)."""
+    name, equals, expression = token.partition("=")
+    if equals and name.isidentifier() and not expression.startswith("="):
+        if not expression:
+            raise usage_error("parmap", f"{token}: no blank around =, as in: x=xs")
+        return name, expression
+    return None, token

@@ -319,9 +319,7 @@ class _Worker:
         self._note_loaded_files()
         self.send("done", entries, parts=payload)
 
-    def call_function(
-        self, index: int, args: tuple, kwargs: dict, numbers: dict[int, int]
-    ) -> tuple[tuple, list]:
+    def call_function(self, index: int, args: tuple, kwargs: dict, numbers: dict[int, int]) -> tuple[tuple, list]:
         make_pickler = functools.partial(_ResultPickler, numbers)
         try:
             result = self.function(*args, **kwargs)
@@ -437,4 +435,6 @@ def main(connection_fd: int, lifeline_fd: int, state_fd: int, parent: int) -> No
 
     os.register_at_fork(after_in_child=leave_connection)
     sys.stdout, sys.stderr = worker.streams
-    worker.serve()
+    with contextlib.suppress(ConnectionError):  # the parent went while this worker answered
+        worker.serve()
+    sys.stdout, sys.stderr = inherited

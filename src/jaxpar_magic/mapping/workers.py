@@ -120,9 +120,7 @@ def run_in_processes(
     outbound = Outbound.of(function)
     pool = take_pool(worker_environment(workers, x64, environment))
     try:
-        run = _Run(
-            pool, outbound, iter(items), workers, chunk_size, on_output, stop_at_failure, timeout, on_done
-        )
+        run = _Run(pool, outbound, iter(items), workers, chunk_size, on_output, stop_at_failure, timeout, on_done)
         run.run()
     except BaseException:
         pool.kill()
@@ -330,9 +328,7 @@ class _Run:
         except Exception:  # typically its __init__ wants other arguments than those that it kept
             return None
 
-    def _on_unloadable(
-        self, worker: Worker, what: str, kind: str, message: str, trace: str, parts: list
-    ) -> None:
+    def _on_unloadable(self, worker: Worker, what: str, kind: str, message: str, trace: str, parts: list) -> None:
         problem = f"cannot be rebuilt in a worker process: {kind}: {message}."
         next_step = "make what it needs importable there too: a module in a directory on sys.path, installed."
         chunk, worker.chunk = worker.chunk, None

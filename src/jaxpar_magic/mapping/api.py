@@ -1,0 +1,153 @@
+"""`parmap`: the public function."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import JaxparWarning, OptionError
+from .compare import Comparison, compare_strategies
+from .options import MapOptions
+from .result import MapReport, MapResult
+from .runner import run_map
+from .show import Shown, show_map
+from .source import Texts
+
+_last_report: MapReport | None = None
+
+
+def run(
+    function: Callable,
+    inputs: Sequence[Any],
+    named: dict[str, Any],
+    options: MapOptions,
+    *,
+    compare: bool | str | Sequence[str] | None = None,
+    show: str | None = None,
+    texts: Texts | None = None,
+) -> MapResult | Comparison | Shown:
+    """What `parmap` and the magics do; they differ in how they show it. See `parmap` for the parameters.
+
+    `texts` is how the user wrote the function and the inputs, for `show="code"`.
+    """
+    __tracebackhide__ = True
+    global _last_report
+    if not callable(function):
+        raise OptionError(
+            f"function: needs a function of one item, got a {type(function).__name__}.",
+            argument="function",
+            next_step="parmap(function, inputs)",
+        )
+    if show is not None:
+        return show_map(show, function, inputs, named, options, texts)
+    if compare:
+        return compare_strategies(function, inputs, named, options, compare)
+    result = run_map(function, inputs, named, options)
+    _last_report = result.report
+    return result
+
+
+def last_report() -> MapReport | None:
+    """The report of the last map in this process, or None: strategy, times, notes, failed items.
+
+    Examples
+    --------
+    >>> _ = parmap(lambda x: 2 * x, [1.0, 2.0])
+    >>> last_report().length
+    2
+    """
+    return _last_report
+
+
+def parmap(
+    function: Callable,
+    *inputs: Any,
+    strategy: str = "auto",
+    devices: int | None = None,
+    batch_size: int | None = None,
+    chunk_size: int | None = None,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static: str | Sequence[str] = (),
+    key: Any = None,
+    remainder: str = "pad",
+    on_error: str = "raise",
+    check: str | None = None,
+    compare: bool | str | Sequence[str] | None = None,
+    show: str | None = None,
+    quiet: bool = True,
+    **named: Any,
+) -> Any:
+    """Map `function` over inputs and stack the results, as a Python loop would and `jax.vmap` does.
+
+    Parameters
+    ----------
+    function:
+        Takes one item (or one of each input). Any function for "process" and "serial"; one that JAX can trace for
+        the other strategies; `auto` finds out.
+    *inputs, **named:
+        What to map over. An array or a pytree of arrays is mapped along axis 0 of shape (items, …); a list, range,
+        generator, Series or DataFrame is a sequence of items. Scalars and strings are the same for all items.
+        A list of tuples is spread over the parameters, as `Pool.starmap` does, if the function takes them so.
+    strategy:
+        "auto", "vmap", "map", "jit", "shard_map", "pmap", "thread", "process" or "serial".
+    devices:
+        How many devices (worker processes for "process"); default all.
+    batch_size:
+        Items vectorised together on a device; default chosen.
+    chunk_size:
+        Items per dispatch, which bounds memory; default chosen from the memory that is free.
+    in_axes, out_axes:
+        As in `jax.vmap`; in_axes also as a dict of parameter names. None shares an input with all items.
+    static:
+        Names of inputs that are constants while compiling.
+    key:
+        A seed: the function's parameter `key` gets a PRNG key of its own for each item, the same whatever the
+        strategy, chunk or device count (`jax.random.fold_in(jax.random.key(seed), i)`).
+    remainder:
+        Items that do not fill all devices: "pad" computes and trims, "drop" leaves them out, "error" refuses.
+    on_error:
+        "raise" names the failing item; "skip" leaves failing items out and reports them (callbacks, plain Python).
+    check:
+        "finite" reports the items whose result has NaN or inf.
+    compare:
+        True or names of strategies: run them, check that they agree, and return a `Comparison`.
+    show:
+        "plan", "code", "jaxpr", "hlo" or "sharding": return that instead of running.
+    quiet:
+        False prints the report line, as the magic does.
+
+    Returns
+    -------
+    The results stacked along axis 0 (or `out_axes`), in the order of the items: JAX arrays, a pytree of them where
+    the function returns one, numpy arrays from plain Python, a list where results do not stack.
+
+    Raises
+    ------
+    OptionError, InputError, DeviceError: nothing has run. WorkerError: a worker process was lost.
+    Any exception of the function itself, with a note that names the item where it is known.
+
+    Warns
+    -----
+    JaxparWarning: what would otherwise be learnt too late (a side effect that ran once, float64 cut to float32 …).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parmap(lambda x, k: k * x, np.arange(3.0, dtype=np.float32), k=2).tolist()
+    [0.0, 2.0, 4.0]
+    """
+    __tracebackhide__ = True
+    options = MapOptions(
+        strategy, devices, batch_size, chunk_size, in_axes, out_axes, static, key, remainder, on_error, check
+    )
+    done = run(function, inputs, named, options, compare=compare, show=show)
+    if not isinstance(done, MapResult):
+        return done
+    if not quiet:
+        print("\n".join(done.report.lines()))
+    else:
+        for note in done.report.notes:
+            warnings.warn(note, JaxparWarning, stacklevel=2)
+    return done.value

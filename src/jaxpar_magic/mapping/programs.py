@@ -1,0 +1,103 @@
+"""Programs: lowered and compiled once per program text, reused by every cell that means the same."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+# Compiled programs kept. A notebook has a few dozen at most; each holds its code and no user data.
+MAX_PROGRAMS = 128
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled program.
+
+    Attributes
+    ----------
+    call: (mapped, shared) lists of placed arrays → list of output arrays with a leading axis of items.
+    seconds: what lowering and compiling took now; 0-ish when reused.
+    reused: the program was compiled before.
+    temp_bytes: memory that it needs while it runs, besides inputs and outputs; 0 if unknown.
+    text: its StableHLO.
+    """
+
+    call: Callable[[list, list], list]
+    seconds: float
+    reused: bool
+    temp_bytes: int
+    text: str
+
+
+_programs: OrderedDict[Any, Any] = OrderedDict()
+
+
+def compile_program(
+    function: Callable[[list, list], list],
+    mapped: Sequence[jax.ShapeDtypeStruct],
+    shared: Sequence[jax.ShapeDtypeStruct],
+    *,
+    devices: Sequence[Any],
+    in_shardings: Any = None,
+    jit: Callable | None = None,
+) -> Compiled:
+    """Lower `function` and compile it, or take the compiled program of the same text.
+
+    The StableHLO text of an unchanged function is the same although the function object is new, and differs as soon
+    as anything that matters has changed, so a program found by its text is never stale.
+
+    Parameters
+    ----------
+    function: takes two lists of arrays.
+    mapped, shared: shapes and dtypes of these arrays.
+    devices: devices that the program runs on, part of its identity.
+    in_shardings: (for mapped, for shared) or None for the default device.
+    jit: `jax.jit` by default; `jax.pmap` with its options for the pmap strategy.
+    """
+    __tracebackhide__ = True
+    begin = time.perf_counter()
+    if jit is not None:
+        staged = jit(function)
+    elif in_shardings is None:
+        staged = jax.jit(function)
+    else:
+        staged = jax.jit(function, in_shardings=in_shardings)
+    lowered = staged.lower(list(mapped), list(shared))
+    text = lowered.as_text()
+    key = (hashlib.sha256(text.encode()).digest(), tuple(devices), str(in_shardings))
+    compiled = _programs.get(key)
+    reused = compiled is not None
+    if compiled is None:
+        compiled = lowered.compile()
+        _programs[key] = compiled
+        while len(_programs) > MAX_PROGRAMS:
+            _programs.popitem(last=False)
+    else:
+        _programs.move_to_end(key)
+    return Compiled(compiled, time.perf_counter() - begin, reused, _temp_bytes(compiled), text)
+
+
+def forget_programs() -> None:
+    """Drop all compiled programs (their devices are gone after a reset of the backend)."""
+    _programs.clear()
+
+
+def forget_programs_of_other(devices: Sequence[Any]) -> None:
+    """Drop the programs of devices that no longer exist: they would keep the old backend alive."""
+    current = set(devices)
+    for key in [k for k in _programs if not set(k[1]) <= current]:
+        del _programs[key]
+
+
+def _temp_bytes(compiled: Any) -> int:
+    try:
+        analysis = compiled.memory_analysis()
+    except Exception:  # the analysis is optional for a backend, and each fails in its own way
+        return 0
+    return int(getattr(analysis, "temp_size_in_bytes", 0) or 0)

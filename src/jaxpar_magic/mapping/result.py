@@ -1,0 +1,124 @@
+"""What a map gives back: the value, and a report of how it was got."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..document import Described, Document, Items, Paragraph
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it, two or three digits.
+
+    >>> duration(0.0031), duration(75.0)
+    ('3.1 ms', '75 s')
+    """
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        milliseconds = seconds * 1e3
+        return f"{milliseconds:.1f} ms" if milliseconds < 10 else f"{milliseconds:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    return f"{seconds:.1f} s" if seconds < 60 and seconds % 1 else f"{seconds:.0f} s"
+
+
+@dataclass(frozen=True)
+class ItemReport:
+    """An item that failed or is not finite: index, its inputs in a few words, what is wrong."""
+
+    index: int
+    inputs: str
+    problem: str
+
+
+@dataclass
+class MapReport(Described):
+    """How a map ran.
+
+    Attributes
+    ----------
+    strategy: the strategy that ran.
+    length: number of items computed.
+    parts: devices, threads or workers used.
+    unit: "device", "thread" or "worker".
+    batch_size: items vectorised together; None for plain Python.
+    chunk_size, chunks: items per dispatch, and how many dispatches.
+    compile_seconds: tracing and compiling, 0.0 if the program was there already.
+    run_seconds: from the first dispatch until the results were ready.
+    reused: nothing was compiled.
+    reasons: why this strategy, width and chunk.
+    notes: what the user should know.
+    failed: items whose call raised (only under on_error="skip"; they are left out of the result).
+    not_finite: items with NaN or inf (only under check="finite").
+    """
+
+    strategy: str
+    length: int
+    parts: int = 1
+    unit: str = "device"
+    batch_size: int | None = None
+    chunk_size: int = 0
+    chunks: int = 1
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    reused: bool = False
+    reasons: Sequence[str] = ()
+    notes: list[str] = field(default_factory=list)
+    failed: list[ItemReport] = field(default_factory=list)
+    not_finite: list[ItemReport] = field(default_factory=list)
+
+    @property
+    def skipped(self) -> list[int]:
+        """Indices of the items that are left out of the result."""
+        return [item.index for item in self.failed]
+
+    def line(self) -> str:
+        """The report in one line."""
+        parts = [f"parmap: {self.strategy}"]
+        if self.strategy != "serial":
+            parts[0] += f" on {self.parts} {self.unit}{'s' if self.parts != 1 else ''}"
+        parts.append(f"{self.length:,} item{'s' if self.length != 1 else ''}")
+        if self.batch_size is not None and self.batch_size * self.parts < self.length:
+            parts.append(f"batches of {self.batch_size}" if self.batch_size > 1 else "one at a time")
+        if self.chunks > 1:
+            parts.append(f"{self.chunks} chunks")
+        if self.batch_size is not None:
+            parts.append("compiled before" if self.reused else f"compile {duration(self.compile_seconds)}")
+        parts.append(f"run {duration(self.run_seconds)}")
+        return ", ".join(parts)
+
+    def lines(self) -> list[str]:
+        """The line, then one for each note and each kind of trouble with items."""
+        lines = [self.line(), *(f"  note: {note}" for note in self.notes)]
+        if self.failed:
+            lines.append(f"  {_counted(self.failed, 'failed and left out')}")
+        if self.not_finite:
+            lines.append(f"  {_counted(self.not_finite, 'not finite')}")
+        return lines
+
+    def describe(self) -> Document:
+        blocks: list[Any] = [Paragraph(self.line())]
+        points = [line.strip() for line in self.lines()[1:]]
+        if points:
+            blocks.append(Items(points))
+        return Document(blocks)
+
+    def __repr__(self) -> str:
+        return f"<MapReport {self.line()}>"
+
+
+def _counted(items: list[ItemReport], what: str, most: int = 5) -> str:
+    shown = "; ".join(f"item {i.index} ({i.inputs}): {i.problem}" for i in items[:most])
+    more = f"; and {len(items) - most} more (last_report())" if len(items) > most else ""
+    return f"{len(items)} item{'s' if len(items) != 1 else ''} {what}: {shown}{more}"
+
+
+@dataclass
+class MapResult:
+    """A map's value and its report."""
+
+    value: Any
+    report: MapReport

@@ -1,0 +1,113 @@
+"""What the traced strategies share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from ..programs import Compiled
+from ..tracing import ItemProgram
+
+# The name of the mesh axis in programs and in printed code.
+AXIS = "devices"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one chunk lies on the devices.
+
+    Attributes
+    ----------
+    size: items in the chunk, padding included; a multiple of `parts`.
+    devices: the devices used, in order.
+    parts: pieces that the chunk is cut into: one per device, or one per thread.
+    width: items vectorised together within a piece (the inner vmap width).
+    """
+
+    size: int
+    devices: tuple[Any, ...]
+    parts: int
+    width: int
+
+    @property
+    def part_size(self) -> int:
+        return self.size // self.parts
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A chunk's program, ready to run.
+
+    Attributes
+    ----------
+    compiled: the program, with its compile time and text.
+    place_mapped: numpy or jax arrays of shape (layout.size, …) → arrays on the devices.
+    place_shared: shared arrays → arrays on the devices.
+    run: (placed mapped, placed shared) → output arrays of shape (layout.size, …), perhaps not ready yet.
+    """
+
+    compiled: Compiled
+    place_mapped: Callable[[list], list]
+    place_shared: Callable[[list], list]
+    run: Callable[[list, list], list]
+
+
+class Strategy(Protocol):
+    """A way to run a traced function over a chunk."""
+
+    name: str
+
+    def prepare(self, item: ItemProgram, layout: Layout) -> Executable: ...
+
+
+def local_map(item: ItemProgram, part_size: int, width: int) -> Callable[[list, list], list]:
+    """The map that one device does: `vmap` for the full width, `lax.map` for 1, batches in between."""
+
+    def mapped_together(mapped: list, shared: list) -> list:
+        return jax.vmap(item.call, in_axes=(0, None))(mapped, shared)
+
+    def mapped_in_batches(mapped: list, shared: list) -> list:
+        batch_size = width if width > 1 else None
+        return jax.lax.map(lambda one: item.call(one, shared), mapped, batch_size=batch_size)
+
+    return mapped_together if width >= part_size else mapped_in_batches
+
+
+def shapes(item: ItemProgram, size: int) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+    """Shapes of the arguments of a program for `size` items."""
+    mapped = [jax.ShapeDtypeStruct((size, *a.shape), a.dtype) for a in item.mapped]
+    return mapped, item.shared
+
+
+def place_on_one(arrays: Sequence[Any], device: Any) -> list:
+    """Arrays on one device, uncommitted where JAX's default already puts them there.
+
+    Committed arrays would stay on this backend's devices after a reset, and refuse to mix with others.
+    """
+    placed = []
+    for array in arrays:
+        if isinstance(array, jax.Array):
+            if array.devices() == {device} and not array.committed:
+                placed.append(array)
+                continue
+            if device.platform == "cpu" and array.is_fully_addressable:
+                array = np.asarray(array)
+        placed.append(jax.device_put(array))
+    return placed
+
+
+def mesh_shardings(devices: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """(mesh, sharding that splits axis 0, sharding that replicates) over `devices`."""
+    mesh = jax.sharding.Mesh(np.asarray(devices, dtype=object), (AXIS,))  # axes are Auto, in every version
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return mesh, split, replicated
+
+
+def place_sharded(arrays: Sequence[Any], sharding: Any) -> list:
+    """Arrays with the given sharding, transferred in one call."""
+    return jax.device_put(list(arrays), sharding) if arrays else []

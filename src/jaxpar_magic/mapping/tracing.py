@@ -1,0 +1,184 @@
+"""A function traced once, for one item: its program, what it needs, and what its author should know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._jax import ordered_effects, with_constants_as_arguments
+from .captured import Captured
+from .inputs import Batch, is_key
+from .watch import TraceWatch
+
+# Captured constants from this size on are passed to the program as arguments instead of standing in its text.
+CONSTANT_BYTES = 4096
+# A captured array from this size on is worth a line: every device holds a copy.
+LARGE_BYTES = 16 << 20
+
+
+class NotTraceable(TypeError):
+    """The function returned something that no array can hold."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One array of the function's result for one item: shape, dtype, and the PRNG implementation of a key."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    key_impl: str | None = None
+
+
+@dataclass(frozen=True)
+class ItemFacts:
+    """What planning needs to know of a traced function.
+
+    Attributes
+    ----------
+    has_while: contains a loop whose length depends on data: vectorised, all items wait for the slowest.
+    has_loop: contains a loop of any kind (XLA runs a loop of small operations on one core).
+    callbacks: calls back into Python while it runs.
+    ordered: those callbacks are ordered, which JAX allows on one device only.
+    work_bytes: size of the largest intermediate result of one item.
+    input_bytes, output_bytes: of one item.
+    """
+
+    has_while: bool = False
+    has_loop: bool = False
+    callbacks: bool = False
+    ordered: bool = False
+    work_bytes: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+
+
+@dataclass
+class ItemProgram:
+    """A function of one item as a JAX program; `depends` tells which outputs differ from item to item.
+
+    `call(mapped, shared)` takes lists of arrays (an item's leaves without the mapped axis; the shared leaves, then
+    `constants`) and returns the list of output arrays.
+    """
+
+    call: Callable[[list, list], list]
+    closed: Any
+    constants: list[Any]
+    out_tree: Any
+    outputs: list[Output]
+    mapped: list[jax.ShapeDtypeStruct]
+    shared: list[jax.ShapeDtypeStruct]
+    depends: list[bool]
+    facts: ItemFacts
+    notes: list[str] = field(default_factory=list)
+
+
+def canonical(dtype: Any) -> Any:
+    """The dtype that JAX gives to an array of `dtype` under the x64 setting in force."""
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def trace_item(function: Callable, batch: Batch, found: Captured) -> ItemProgram:
+    """Trace `function` for one item of a stacked batch.
+
+    The user's code runs exactly once here; every strategy builds on the jaxpr that results. Exceptions of the
+    function, and JAX's about it, pass through unchanged.
+    """
+    __tracebackhide__ = True
+    mapped_leaves, shared_leaves = batch.leaves()
+    mapped = [jax.ShapeDtypeStruct(x.array.shape[1:], canonical(x.array.dtype)) for x in mapped_leaves]
+    shared = [jax.ShapeDtypeStruct(x.array.shape, canonical(x.array.dtype)) for x in shared_leaves]
+    structure: list[Any] = []
+
+    def item(mapped_values, shared_values):
+        __tracebackhide__ = True
+        args, kwargs = batch.bind(mapped_values, shared_values)
+        leaves, tree = jax.tree_util.tree_flatten(function(*args, **kwargs))
+        structure[:] = [tree, [str(jax.random.key_impl(x)) if is_key(x) else None for x in leaves]]
+        return [_as_array(x) for x in leaves]
+
+    # A function object of its own each time: JAX caches traces by identity, and globals may have changed.
+    with TraceWatch(found) as watch:
+        closed = jax.make_jaxpr(item)(mapped, shared)
+    tree, impls = structure
+    call, constants = with_constants_as_arguments(closed, CONSTANT_BYTES)
+
+    def call_item(mapped_values: list, shared_values: list) -> list:
+        own, constant_values = shared_values[: len(shared)], shared_values[len(shared) :]
+        return call(*constant_values, *mapped_values, *own)
+
+    outputs = [Output(a.shape, a.dtype, impl) for a, impl in zip(closed.out_avals, impls)]
+    return ItemProgram(
+        call_item,
+        closed,
+        constants,
+        tree,
+        outputs,
+        mapped,
+        [*shared, *(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants)],
+        _depends(closed.jaxpr, len(mapped)),
+        _facts(closed, mapped),
+        [*watch.notes(), *_large_notes(found)],
+    )
+
+
+def _as_array(value: Any) -> Any:
+    if is_key(value):
+        return jax.random.key_data(value)
+    try:
+        return jnp.asarray(value)
+    except TypeError:
+        raise NotTraceable(f"the function returned a {type(value).__name__}, which no array can hold") from None
+
+
+def _large_notes(found: Captured) -> list[str]:
+    return [
+        f"{name} ({value.nbytes / 1e6:,.0f} MB) is captured by the function: every device holds a copy"
+        for name, value in found.values.items()
+        if isinstance(value, np.ndarray | jax.Array) and value.nbytes >= LARGE_BYTES
+    ]
+
+
+def _depends(jaxpr: Any, mapped: int) -> list[bool]:
+    """For each output, whether it depends on the first `mapped` inputs."""
+    varying = set(jaxpr.invars[:mapped])
+
+    def varies(atom: Any) -> bool:
+        return not hasattr(atom, "val") and atom in varying  # literals have a value
+
+    for equation in jaxpr.eqns:
+        if any(varies(v) for v in equation.invars):
+            varying.update(equation.outvars)
+    return [varies(v) for v in jaxpr.outvars]
+
+
+_CALLBACKS = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
+
+
+def _facts(closed: Any, mapped: list[jax.ShapeDtypeStruct]) -> ItemFacts:
+    has_while, has_loop, callbacks, work = False, False, False, 0
+    queue = [closed.jaxpr]
+    while queue:
+        for equation in queue.pop().eqns:
+            name = equation.primitive.name
+            has_while |= name == "while"
+            has_loop |= name in ("while", "scan")
+            callbacks |= name in _CALLBACKS
+            work = max(work, sum(_bytes(v.aval) for v in equation.outvars))
+            for parameter in equation.params.values():
+                for inner in parameter if isinstance(parameter, tuple | list) else (parameter,):
+                    inner = getattr(inner, "jaxpr", inner)
+                    if hasattr(inner, "eqns"):
+                        queue.append(inner)
+    input_bytes = sum(_bytes(a) for a in mapped)
+    output_bytes = sum(_bytes(a) for a in closed.out_avals)
+    return ItemFacts(has_while, has_loop, callbacks, ordered_effects(closed), work, input_bytes, output_bytes)
+
+
+def _bytes(aval: Any) -> int:
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return int(np.prod(getattr(aval, "shape", ()), dtype=np.int64)) * itemsize
