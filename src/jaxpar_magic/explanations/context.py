@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,9 @@ class Variable:
     value: repr of a number, bool, None or short string; text of a mesh or a spec; name of a function.
     axes: axis names and sizes of a mesh, else empty.
     devices: on how many devices a concrete jax array lies, else None.
+    stale: whether it belongs to devices that are no longer there (the device count was changed since).
+    uses_jax: whether it is made by JAX (an array, a jitted function), or is a function or object that holds
+        or names something that is.
     """
 
     name: str
@@ -73,6 +76,8 @@ class Variable:
     value: str | None = None
     axes: Mapping[str, int] = field(default_factory=dict)
     devices: int | None = None
+    stale: bool = False
+    uses_jax: bool = False
 
     @property
     def tracer(self) -> bool:
@@ -603,15 +608,14 @@ def _variables(tb: Any, frames: Sequence[Frame]) -> dict[str, Variable]:
 
 def describe(name: str, value: Any) -> Variable:
     """`value` as a `Variable`. Reads attributes only of types known not to run anybody's code."""
-    try:
-        return _describe(name, value)
-    except Exception:
-        return Variable(name, type(value).__name__)
+    variable = _guarded(lambda: _describe(name, value), Variable(name, type(value).__name__))
+    stale = _guarded(lambda: _is_stale(value), False)
+    uses_jax = _guarded(lambda: _uses_jax(value), False)
+    return replace(variable, stale=stale, uses_jax=uses_jax) if stale or uses_jax else variable
 
 
 def _describe(name: str, value: Any) -> Variable:
     kind = type(value)
-    top = kind.__module__.split(".", 1)[0]
     if value is None or kind in (bool, int, float, complex):
         return Variable(name, kind.__name__, value=repr(value)[:40])
     if kind is str:
@@ -621,7 +625,7 @@ def _describe(name: str, value: Any) -> Variable:
         return Variable(name, kind.__name__, length=len(value), element=element)
     if kind in (dict, set, frozenset, range):
         return Variable(name, kind.__name__, length=len(value))
-    if top in ("jax", "jaxlib", "numpy"):
+    if _top(kind) in ("jax", "jaxlib", "numpy"):
         if hasattr(kind, "axis_names") and hasattr(kind, "axis_types"):
             axes = dict(zip(value.axis_names, value.axis_sizes))
             text = ", ".join(f"{axis!r}: {size}" for axis, size in axes.items())
@@ -644,6 +648,50 @@ def _describe(name: str, value: Any) -> Variable:
     if callable(value):
         return Variable(name, kind.__name__, value=_function_name(value))
     return Variable(name, kind.__name__)
+
+
+def _top(kind: type) -> str:
+    return kind.__module__.split(".", 1)[0]
+
+
+def _is_stale(value: Any) -> bool:
+    jax = _jax.imported_jax()
+    if jax is None or not _jax.live_platforms() or _top(type(value)) not in ("jax", "jaxlib"):
+        return False
+    if type(value).__name__ == "ArrayImpl":
+        devices = value.sharding.device_set
+    elif type(value).__name__ == "Mesh":
+        devices = set(value.devices.flat)
+    elif type(value).__name__ == "NamedSharding":
+        devices = value.device_set
+    else:
+        return False
+    return any(device not in jax.devices(device.platform) for device in devices)
+
+
+def _uses_jax(value: Any, depth: int = 0) -> bool:
+    kind = type(value)
+    if _top(kind) in ("jax", "jaxlib"):
+        return True
+    if kind.__name__ == "module":
+        return value.__name__.split(".", 1)[0] == "jax"
+    if depth > 2:
+        return False
+    if kind.__name__ == "method":
+        return _uses_jax(value.__func__, depth + 1) or _uses_jax(value.__self__, depth + 1)
+    if kind.__name__ == "function":
+        code = value.__code__
+        if package_of(code.co_filename) == "jax":
+            return True
+        inside = [cell.cell_contents for cell in value.__closure__ or ()]
+        named = [value.__globals__.get(name) for name in code.co_names]
+        return any(_uses_jax(v, depth + 1) for v in (*inside, *named) if v is not value)
+    if kind.__name__ == "partial":
+        return _uses_jax(value.func, depth + 1)
+    held = value.__dict__ if hasattr(value, "__dict__") and type(value.__dict__) is dict else {}
+    return not isinstance(value, type) and any(
+        _uses_jax(v, depth + 2) for v in list(held.values())[:50]
+    )
 
 
 def _function_name(value: Any) -> str | None:

@@ -21,7 +21,7 @@ import logging
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -139,7 +139,7 @@ def explain_failure(failure: Failure) -> Explanation | None:
         if found is not None:
             where = found.where or failure.where
             item = found.item if found.item is not None else failure.item
-            return _replace(found, where=where, item=item)
+            return replace(found, where=where, item=item)
     return None
 
 
@@ -190,8 +190,3 @@ def _link(code: str) -> str | None:
         _log.debug("no page for %s", code, exc_info=True)
         return None
 
-
-def _replace(explanation: Explanation, **changes: Any) -> Explanation:
-    from dataclasses import replace
-
-    return replace(explanation, **changes)
