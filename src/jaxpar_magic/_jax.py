@@ -7,6 +7,7 @@ fails the day it goes.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -155,3 +156,31 @@ def setting(name: str, default: Any = None) -> Any:
     import jax
 
     return getattr(jax.config, name, default)
+
+
+def before_first_backend(function: Callable[[], None]) -> Callable[[], None]:
+    """Call `function` once, just before JAX starts its CPU backend; the function returned takes that back.
+
+    It is the last moment at which XLA_FLAGS can be mended, and there is no public hook for it. Imports
+    jaxlib. JAX 0.6 to 0.12 call `jaxlib.xla_client.make_cpu_client` by its module, which then reads them.
+    """
+    level = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # `import jax` does it before jaxlib: fewer log lines
+    try:
+        from jaxlib import xla_client
+    finally:
+        if level is None:
+            del os.environ["TF_CPP_MIN_LOG_LEVEL"]
+    original = xla_client.make_cpu_client
+
+    def take_back() -> None:
+        if xla_client.make_cpu_client is guarded:
+            xla_client.make_cpu_client = original
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        take_back()
+        function()
+        return original(*args, **kwargs)
+
+    xla_client.make_cpu_client = guarded
+    return take_back

@@ -176,7 +176,8 @@ def notes(state: State, bad: tuple[flags.BadFlag, ...]) -> Iterator[str]:
         yield f"To repair it: {flags.correction(state.xla_flags, bad)}"
     elif unread := flags.unread(state.xla_flags):
         yield f"XLA does not read the end of XLA_FLAGS: {unread} (a value stands after '=')."
-    yield from _late_notes(state)
+    late = list(_late_notes(state))
+    yield from late
     running = state.phase == "running"
     for name in () if running else state.chosen_platforms:
         if absent := platforms.absence(name):
@@ -190,7 +191,7 @@ def notes(state: State, bad: tuple[flags.BadFlag, ...]) -> Iterator[str]:
         yield f"JAX cannot start with {count} CPU devices. %jaxdevices all gives one for each core."
     elif count > usable:
         yield too_many(usable)
-    elif count < usable and only_cpu and not bad:
+    elif count < usable and only_cpu and not bad and not late:
         yield f"%jaxdevices all gives one CPU device for each of the {usable} cores."
 
 

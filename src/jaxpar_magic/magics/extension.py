@@ -86,7 +86,7 @@ def load(shell: Any) -> None:
     """Put the magics and the error hook into `shell`. A second call changes nothing."""
     if getattr(shell, _ATTRIBUTE, None) is not None:
         return
-    from .jaxdevices import JaxDevicesMagics
+    from .jaxdevices import FlagsGuard, JaxDevicesMagics
     from .jaxexplain import ErrorHook, JaxExplainMagics
     from .parmap import ParmapMagics
 
@@ -95,6 +95,10 @@ def load(shell: Any) -> None:
         loaded.add_magics(JaxDevicesMagics)
         loaded.add_magics(ParmapMagics)
         explain_magics = loaded.add_magics(JaxExplainMagics)
+        guard = FlagsGuard()
+        loaded.add_callback("pre_run_cell", guard.pre_run_cell)
+        loaded.add_callback("post_run_cell", guard.post_run_cell)
+        guard.pre_run_cell(None)  # the rest of this cell may use JAX already
         loaded.add_callback("post_run_cell", ErrorHook(shell, explain_magics).post_run_cell)
     except BaseException:
         loaded.remove()
