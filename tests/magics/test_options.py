@@ -21,9 +21,7 @@ leaves = st.one_of(
     texts.map(repr),
     texts.map(lambda t: f"f{t.replace('{', '{{').replace('}', '}}')!r}"),
     texts.map(lambda t: "'''" + t.replace("\\", "").replace("'", "") + "\n'''"),
-    st.sampled_from(
-        ["f'{x!r:>{width}} b'", "f'{d[\"a b\"]}'", "rf'\\d {x}'", "f'{x:%H %M}'", "f'{{ {x} }}'"]
-    ),
+    st.sampled_from(["f'{x!r:>{width}} b'", "f'{d[\"a b\"]}'", "rf'\\d {x}'", "f'{x:%H %M}'", "f'{{ {x} }}'"]),
 )
 expressions = st.recursive(
     leaves,
@@ -75,6 +73,7 @@ def test_any_text_is_split_or_refused_and_nothing_is_lost(line):
         # Since Python 3.12 an f-string may hold its own kind of quote.
         ('f"{d["a b"]} c" e', ['f"{d["a b"]} c"', "e"]),
         ('F"""{ {"a b": 1}["a b"] :>{n}}""" e', ['F"""{ {"a b": 1}["a b"] :>{n}}"""', "e"]),
+        ("""f"{x:'>10} a" e""", ["""f"{x:'>10} a\"""", "e"]),  # a quote to fill with
         ("xs # all of them", ["xs"]),
         ("xs[1]#2 y", ["xs[1]#2", "y"]),
         ("'# no comment' # a (comment", ["'# no comment'"]),
