@@ -104,15 +104,11 @@ def snapshot(shell) -> dict[str, object]:
         "events": {name: list(callbacks) for name, callbacks in shell.events.callbacks.items()},
         "magics": {kind: dict(table) for kind, table in shell.magics_manager.magics.items()},
         "magic classes": dict(shell.magics_manager.registry),
-        "lazy magics": dict(shell.magics_manager.lazy_magics)
-        if hasattr(shell.magics_manager, "lazy_magics")
-        else {},
+        "lazy magics": dict(shell.magics_manager.lazy_magics) if hasattr(shell.magics_manager, "lazy_magics") else {},
         "configurables": [id(c) for c in shell.configurables],
         "completers": [list(getattr(completer, "custom_matchers", [])), len(completer.matchers)],
         "hooks": {name: list(getattr(hook, "chain", [])) for name, hook in shell.hooks.items()},
-        "completion hooks": repr(
-            vars(shell.strdispatchers["complete_command"]) if shell.strdispatchers else None
-        ),
+        "completion hooks": repr(vars(shell.strdispatchers["complete_command"]) if shell.strdispatchers else None),
         "transformers": [
             list(shell.input_transformers_cleanup),
             list(shell.input_transformers_post),
@@ -175,6 +171,9 @@ def test_unloading_leaves_the_shell_as_it_was(ready):
 
 
 def test_unloading_after_use_leaves_the_shell_as_it_was(ready):
+    import jax  # noqa: F401  what importing them does to the process is theirs
+    import rich  # noqa: F401
+
     before = snapshot(ready)
     run(ready, "%load_ext jaxpar_magic")
     for cell in (
@@ -252,6 +251,16 @@ def test_events_and_matchers_that_somebody_reset_meanwhile(ready):
     ready.events.callbacks["post_run_cell"].clear()
     run(ready, "%unload_ext jaxpar_magic")
     assert ready.events.callbacks["post_run_cell"] == []
+
+
+def test_unloading_in_a_cell_that_sets_flags_takes_the_guard_of_that_cell_back(ready, monkeypatch):
+    import jax  # noqa: F401
+
+    taken_back = []
+    monkeypatch.setattr("jaxpar_magic._jax.live_platforms", list)
+    monkeypatch.setattr("jaxpar_magic._jax.before_first_backend", lambda _: lambda: taken_back.append(True))
+    run(ready, "%load_ext jaxpar_magic", "'XLA_FLAGS'\n%unload_ext jaxpar_magic")
+    assert taken_back == [True]
 
 
 def test_a_load_that_fails_half_way_leaves_nothing(ready, monkeypatch):
@@ -344,12 +353,8 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         times.append(json.loads(done.stderr.splitlines()[-1])[1] * 1000)
         time.sleep(0.1)
-    done = subprocess.run(
-        [command[0], "-X", "importtime", *command[1:]], capture_output=True, text=True, check=True
-    )
-    print(
-        "\n".join(line for line in done.stderr.splitlines() if "jaxpar_magic" in line or "cumulative" in line)
-    )
+    done = subprocess.run([command[0], "-X", "importtime", *command[1:]], capture_output=True, text=True, check=True)
+    print("\n".join(line for line in done.stderr.splitlines() if "jaxpar_magic" in line or "cumulative" in line))
     median, fastest, slowest = statistics.median(times), min(times), max(times)
     print(f"%load_ext jaxpar_magic: median {median:.1f} ms, {fastest:.1f} to {slowest:.1f}")
 

@@ -31,7 +31,7 @@ ALLOWED = {
     **{door: BASE | FEATURES | {"render", "magics"} for door in DOORS},
 }
 HEAVY = {"jax", "jaxlib", "numpy", "rich"}
-PUBLIC_ALL_THE_SAME = {"_asdict", "_fields", "_replace", "_repr_mimebundle_", "_render_traceback_", "_jax"}
+PUBLIC_ALL_THE_SAME = {"_getframe", "_asdict", "_fields", "_replace", "_repr_mimebundle_", "_render_traceback_", "_jax"}
 IPYTHON = {"IPython", "ipykernel", "jupyter_client", "ipywidgets"}
 
 
@@ -108,9 +108,7 @@ def private_names(tree: ast.Module) -> list[str]:
         elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):
             names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         elif isinstance(node, ast.Subscript | ast.Call) and "modules" in ast.unparse(node)[:20]:
-            names = [
-                c.value for c in ast.walk(node) if isinstance(c, ast.Constant) and isinstance(c.value, str)
-            ]
+            names = [c.value for c in ast.walk(node) if isinstance(c, ast.Constant) and isinstance(c.value, str)]
         else:
             continue
         found += [f"line {node.lineno}: {name}" for name in names if private.match(name)]
@@ -141,9 +139,7 @@ def imported_with(*names: str) -> set[str]:
             continue
         seen.add(name)
         todo.append(name.rpartition(".")[0])
-        todo += [
-            i.module for i in imports_of(TREES[name], name, is_package=is_package(name)) if not i.deferred
-        ]
+        todo += [i.module for i in imports_of(TREES[name], name, is_package=is_package(name)) if not i.deferred]
     return seen
 
 

@@ -25,9 +25,7 @@ class Loaded:
 
         # `Magics` puts itself among the shell's configurables, and nothing in IPython ever takes it out.
         def forget() -> None:
-            shell.configurables[:] = [
-                c for c in shell.configurables if not isinstance(c, kind) or c in configurables
-            ]
+            shell.configurables[:] = [c for c in shell.configurables if not isinstance(c, kind) or c in configurables]
 
         self._undo.append(forget)
         instance = kind(shell=shell)
@@ -70,6 +68,9 @@ class Loaded:
 
         self._undo.append(undo)
 
+    def add_undo(self, undo: Callable[[], None]) -> None:
+        self._undo.append(undo)
+
     def remove(self) -> None:
         while self._undo:
             self._undo.pop()()
@@ -96,6 +97,7 @@ def load(shell: Any) -> None:
         loaded.add_magics(ParmapMagics)
         explain_magics = loaded.add_magics(JaxExplainMagics)
         guard = FlagsGuard()
+        loaded.add_undo(lambda: guard.post_run_cell(None))  # the cell that unloads had its start, and no end
         loaded.add_callback("pre_run_cell", guard.pre_run_cell)
         loaded.add_callback("post_run_cell", guard.post_run_cell)
         guard.pre_run_cell(None)  # the rest of this cell may use JAX already
