@@ -10,6 +10,11 @@ from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed, parmap_fix
 
+_LENGTHS_WHY = (
+    "{name} maps axis 0 of every argument unless in_axes says otherwise; the mapped axes must be equally long. "
+    "An argument that is the same for all items gets None in in_axes."
+)
+
 
 @dataclass(frozen=True)
 class _Axis:
@@ -60,10 +65,49 @@ def mapped_sizes_differ(failure: Failure) -> Finding | None:
     return Finding(
         what=f"{name} maps its arguments together, one item of each at a time, but their lengths differ: "
         f"{listed(parts)}.",
-        why=f"{name} maps axis 0 of every argument unless in_axes says otherwise; the mapped axes must be "
-        "equally long. An argument that is the same for all items gets None in in_axes.",
+        why=_LENGTHS_WHY.format(name=name),
         fixes=fixes,
         facts={"sizes": tuple(a.size for a in axes), "arguments": tuple(a.argument for a in axes)},
+    )
+
+
+@rule(
+    "JPX0401",
+    "mapped-sizes-differ",
+    types=("ValueError",),
+    clues=("_internal_pmap_axis_name", "call_wrapped"),
+)
+def pmapped_sizes_differ(failure: Failure) -> Finding | None:
+    # since JAX 0.8 pmap does not compare its arguments: the odd one does not divide by the devices
+    match = failure.search(r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) ")
+    match = match or failure.search(
+        r"maps array axis (\d+) \(of size (\d+)\) to mesh axis '<axis \w+>' \(of size (\d+)\)"
+    )
+    if match is None:
+        return None
+    axis, devices, size = int(match.group(1)), *sorted(map(int, match.group(2, 3)))
+    position = failure.search(r"flat_args\[(\d+)\]")
+    calls = mapped_call(failure, "pmap")
+    call = calls[0] if calls is not None else failure.outer_call
+    found = []
+    for index, source in enumerate(call.args if call is not None else ()):
+        variable = failure.variable(source) or failure.variable(f"args[{index}]")
+        if variable is not None and variable.shape and axis < len(variable.shape):
+            found.append(_Axis(variable.shape[axis] or 0, axis, source, str(variable)))
+    if len({a.size for a in found}) < 2:
+        if found or position is None or position.group(1) == "0":
+            return None
+        found = [_Axis(devices, axis, "the first argument", "?"), _Axis(size, axis, "another", "?")]
+    odd = next((a for a in found if a.size == size), found[-1])
+    code = _shared(failure, "pmap", odd) or "jax.pmap(function, in_axes=(0, None))(inputs, shared)"
+    parts = [f"axis {a.axis} of {a.argument} has {a.size}" for a in found]
+    return Finding(
+        what=f"pmap maps its arguments together, one item of each at a time, but their lengths differ: "
+        f"{listed(parts)}.",
+        why=_LENGTHS_WHY.format(name="pmap"),
+        fixes=[Fix(f"Share {odd.argument} among all items instead of mapping it", code)],
+        facts={"sizes": tuple(a.size for a in found), "arguments": tuple(a.argument for a in found)},
+        guess=not any(a.type != "?" for a in found),
     )
 
 
