@@ -11,11 +11,7 @@ from conftest import cell_errors, cell_text, run_notebook, run_python
 from jaxpar_magic import errors
 from jaxpar_magic.errors import InputError, JaxparError, WorkerError, did_you_mean, nearest
 
-KINDS = [
-    kind
-    for kind in vars(errors).values()
-    if inspect.isclass(kind) and issubclass(kind, (JaxparError, Warning))
-]
+KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, (JaxparError, Warning))]
 ERRORS = [kind for kind in KINDS if issubclass(kind, JaxparError)]
 
 
@@ -91,9 +87,7 @@ def test_rendered_lines_have_notes_and_the_cause():
 def test_in_a_kernel_it_is_an_error_output_of_those_lines_alone():
     from nbclient.exceptions import CellExecutionError
 
-    raising = (
-        "from jaxpar_magic.errors import InputError\nraise InputError('xs is empty.', next_step='give items')"
-    )
+    raising = "from jaxpar_magic.errors import InputError\nraise InputError('xs is empty.', next_step='give items')"
     (cell,) = run_notebook([raising]).cells
     assert cell_errors(cell) == ["InputError"]
     assert cell_text(cell).splitlines() == ["InputError: xs is empty.", "Next: give items"]

@@ -40,9 +40,7 @@ class Environment:
 
 ENVIRONMENTS = (
     # IPython 7 imports setuptools, which Python 3.12 no longer brings; ipykernel 7 needs IPython 8.
-    Environment(
-        "oldest", "3.12", ("jax==0.6.2", "jaxlib==0.6.2", "ipython==7.34.0", "ipykernel<7", "setuptools")
-    ),
+    Environment("oldest", "3.12", ("jax==0.6.2", "jaxlib==0.6.2", "ipython==7.34.0", "ipykernel<7", "setuptools")),
     Environment("middle", "3.12", ("jax==0.8.3", "jaxlib==0.8.3", "ipython==8.37.0")),
     Environment("newest", "3.13", ("jax", "jaxlib", "ipython")),
 )

@@ -177,7 +177,5 @@ def choice(magic: str, option: str, value: Any, known: Iterable[str]) -> str:
     """`value` if it is one of `known`; otherwise a usage error that names the nearest."""
     known = list(known)
     if value not in known:
-        raise usage_error(
-            magic, f"{option}={value}: not one of {', '.join(known)}.{did_you_mean(str(value), known)}"
-        )
+        raise usage_error(magic, f"{option}={value}: not one of {', '.join(known)}.{did_you_mean(str(value), known)}")
     return value
