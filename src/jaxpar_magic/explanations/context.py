@@ -18,7 +18,7 @@ import sysconfig
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from .. import _jax
@@ -28,6 +28,7 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _STDLIB = tuple(
     os.path.normcase(path) + os.sep for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")} if path
 )
+_CELL_FILE = r"^<ipython-input-|[/\\]ipykernel_\d+[/\\]"
 _LONGEST_MESSAGE = 20_000  # some XLA messages hold a whole program
 _MOST_VARIABLES = 60
 _MOST_FRAMES = 400
@@ -199,6 +200,9 @@ class Failure:
         The traceback, outermost first (for an error of a worker process: the worker's).
     variables:
         Names at the user's innermost line, and the arguments of the library function it called.
+    definitions:
+        Where the user's line calls a name, the statement that defined it ("f = jax.pmap(g)", or a function
+        with its decorators), looked up in the same file and in the other cells.
     environment:
         Devices, versions and flags.
     cause:
@@ -219,6 +223,7 @@ class Failure:
     notes: tuple[str, ...] = ()
     frames: tuple[Frame, ...] = ()
     variables: Mapping[str, Variable] = field(default_factory=dict)
+    definitions: Mapping[str, str] = field(default_factory=dict)
     environment: Environment = field(default_factory=Environment)
     cause: Failure | None = None
     live: bool = False
@@ -331,11 +336,21 @@ class Failure:
         return False
 
     def call(self, *names: str) -> Call | None:
-        """The first call, by the user's innermost lines, of a function with one of these last names."""
+        """The first call of a function with one of these last names: by the user's lines, the innermost
+        first, then in the definitions of what they call."""
+        calls = [call for frame in self.user_frames for call in frame.calls]
+        calls += [call for source in self.definitions.values() for call in _calls(source)]
+        return next((call for call in calls if call.name in names), None)
+
+    def applied(self, name: str) -> tuple[Call, Call] | None:
+        """A transformed function and its call, `pmap(f, …)(x)` or `g = pmap(f, …)` … `g(x)`: the outer call
+        (with the inputs) and the inner one (with the function)."""
         for frame in self.user_frames:
-            for call in frame.calls:
-                if call.name in names:
-                    return call
+            for outer in frame.calls:
+                definition = self.definitions.get(outer.function)
+                for inner in _calls(definition) if definition is not None else frame.calls:
+                    if inner.name == name and (definition is not None or outer.function == inner.source):
+                        return outer, inner
         return None
 
     @cached_property
@@ -349,11 +364,16 @@ class Failure:
         return self.variables.get(name) if name else None
 
     def rewrite(self, old: str, new: str) -> str | None:
-        """The user's failing statement with `old` replaced by `new`, or None if it does not hold `old`."""
+        """The user's failing statement with `old` replaced by `new`; or the definition that holds `old`, so
+        replaced, and the statement after it. None if neither holds it."""
         for frame in self.user_frames[:2]:
             for source in (frame.statement, frame.source):
                 if source and old in source:
                     return source.replace(old, new, 1)
+        for source in self.definitions.values():
+            if old in source:
+                again = self.user.statement if self.user is not None else None
+                return "\n".join([source.replace(old, new, 1), *([again] if again else [])])
         return None
 
     @cached_property
@@ -385,9 +405,11 @@ def _from_exception(exception: BaseException, name_file: Any, depth: int) -> Fai
     own_notes = tuple(note for note in notes if not _is_jax_note(note))
     message = _guarded(lambda: str(exception), "")
     frames, variables = _guarded(lambda: _traceback(exception, name_file), ((), {}))
+    definitions = _guarded(lambda: _definitions(exception, frames), {})
     remote = _remote_traceback(exception)
     if remote is not None:
         frames, variables = _guarded(lambda: Failure.from_text(remote).frames, frames), {}
+        definitions = {}
     cause = exception.__cause__
     inner = None
     if cause is not None and cause is not exception and remote is None and depth < 5:
@@ -399,6 +421,7 @@ def _from_exception(exception: BaseException, name_file: Any, depth: int) -> Fai
         notes=own_notes,
         frames=frames,
         variables=variables,
+        definitions=definitions,
         environment=_guarded(_environment, Environment()),
         cause=inner,
         live=True,
@@ -521,7 +544,7 @@ def _place(file: str) -> str:
     cell = re.search(r"<ipython-input-(\d+)-", file)
     if cell:
         return f"cell In[{cell.group(1)}]"
-    if re.search(r"[/\\]ipykernel_\d+[/\\]", file):
+    if re.search(_CELL_FILE, file):
         return "this cell"
     return file
 
@@ -541,19 +564,63 @@ def _segment(tb: Any, lines: list[str]) -> str | None:
 
 def _statement(lines: list[str], line: int) -> str | None:
     """The smallest statement around `line`; None if the source does not parse or is very long."""
-    if len(lines) > 5000:
-        return None
     source = "".join(lines)
-    tree = ast.parse(source)
+    tree = _parsed(source)
     around = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
     best = min(reversed(around), key=_lines_of, default=None)
-    if best is None:
-        return None
-    return textwrap.dedent(" " * best.col_offset + (ast.get_source_segment(source, best) or "")) or None
+    return _source_of(source, best) if best is not None else None
+
+
+@lru_cache(maxsize=8)
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source if len(source) < 500_000 else "")
+
+
+def _source_of(source: str, node: ast.stmt) -> str | None:
+    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+    lines = source.splitlines()[first - 1 : node.end_lineno]
+    if first == node.lineno:  # a statement may stand behind another on its line
+        return textwrap.dedent(" " * node.col_offset + (ast.get_source_segment(source, node) or "")) or None
+    return textwrap.dedent("\n".join(lines)) or None
+
+
+def _definitions(exception: BaseException, frames: Sequence[Frame]) -> dict[str, str]:
+    """Definitions of the names that the user's innermost line calls."""
+    innermost = next((f for f in reversed(frames) if f.package == "user"), None)
+    if innermost is None:
+        return {}
+    code = [
+        tb.tb_frame for tb in _walk(exception.__traceback__) if package_of(tb.tb_frame.f_code.co_filename) == "user"
+    ][-1]
+    sources = ["".join(linecache.getlines(code.f_code.co_filename, code.f_globals))]
+    if re.search(_CELL_FILE, code.f_code.co_filename):
+        # a notebook: the definition is often in another cell; IPython keeps their sources here
+        cells = [file for file in list(linecache.cache) if re.search(_CELL_FILE, file)]
+        sources += ["".join(linecache.getlines(file)) for file in reversed(cells[-50:])]
+    found: dict[str, str] = {}
+    for name in {call.function for call in innermost.calls if call.function.isidentifier()}:
+        for source in sources:
+            definition = _guarded(partial(_definition, source, name), None)
+            if definition is not None:
+                found[name] = definition
+                break
+    return found
+
+
+def _definition(source: str, name: str) -> str | None:
+    """The last statement in `source` that binds `name` by an assignment or a decorated `def`."""
+    last = None
+    for node in ast.walk(_parsed(source)):
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
+        decorated = isinstance(node, ast.FunctionDef) and node.name == name and node.decorator_list
+        if (named or decorated) and isinstance(node, ast.stmt) and _lines_of(node) < 40:
+            last = node
+    return _source_of(source, last) if last is not None else None
 
 
 def _lines_of(node: ast.stmt) -> int:
@@ -689,9 +756,7 @@ def _uses_jax(value: Any, depth: int = 0) -> bool:
     if kind.__name__ == "partial":
         return _uses_jax(value.func, depth + 1)
     held = value.__dict__ if hasattr(value, "__dict__") and type(value.__dict__) is dict else {}
-    return not isinstance(value, type) and any(
-        _uses_jax(v, depth + 2) for v in list(held.values())[:50]
-    )
+    return not isinstance(value, type) and any(_uses_jax(v, depth + 2) for v in list(held.values())[:50])
 
 
 def _function_name(value: Any) -> str | None:

@@ -8,7 +8,6 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, device_count_fix, listed, parmap_fix, sizes
-from .vmap import mapped_call
 
 _PMAP_WHY = (
     "pmap runs each item of the leading axis on a device of its own, so it takes at most as many items as "
@@ -35,12 +34,19 @@ def _vmap_source(failure: Failure) -> str | None:
     return failure.rewrite(inner.source, f"{function}({', '.join([*inner.args[:2], *keywords])})")
 
 
-def _pmap_fixes(failure: Failure, items: int | None) -> list[Fix]:
+def _pmap_fixes(failure: Failure, items: int | None, listed_too_few: bool) -> list[Fix]:
     fixes = []
-    calls = mapped_call(failure, "pmap")
+    calls = failure.applied("pmap")
+    if listed_too_few:
+        code = None
+        if calls is not None and "devices" in calls[1].keywords:
+            rest = [f"{k}={v}" for k, v in calls[1].keywords.items() if k != "devices"]
+            everywhere = f"{calls[1].function}({', '.join([*calls[1].args, *rest])})"
+            code = failure.rewrite(calls[1].source, everywhere)
+        fixes.append(Fix("Let pmap use all devices (no devices=)", code or "result = jax.pmap(function)(inputs)"))
     if calls is not None and calls[1].args and len(calls[0].args) == 1:
         fixes.append(parmap_fix(failure, calls[1].args[0], calls[0].args[0]))
-    if items is not None:
+    if items is not None and not listed_too_few:
         count = device_count_fix(failure, items)
         if count is not None:
             fixes.append(count)
@@ -53,6 +59,12 @@ def _pmap_finding(failure: Failure, items: int | None, devices: int | None, *, g
     have = "fewer devices than that" if devices is None else counted(devices, "device")
     number = "more items than it has devices for" if items is None else f"{items} items to map"
     what = f"pmap got {number}, and has {have} to run them on."
+    running = failure.devices
+    listed_too_few = False
+    if running is not None and devices is not None and items is not None:
+        listed_too_few = devices < running and items <= running
+    if listed_too_few and running is not None:
+        what += f" JAX has {counted(running, 'device')}: devices= leaves some of them out."
     asked = _asked_too_late(failure, devices)
     if asked is not None:
         what += (
@@ -60,7 +72,7 @@ def _pmap_finding(failure: Failure, items: int | None, devices: int | None, *, g
             "is no longer read."
         )
     facts = {"items": items, "devices": devices, "asked_too_late": asked}
-    return Finding(what, _PMAP_WHY, _pmap_fixes(failure, items), facts, guess)
+    return Finding(what, _PMAP_WHY, _pmap_fixes(failure, items, listed_too_few), facts, guess)
 
 
 def _asked_too_late(failure: Failure, devices: int | None) -> int | None:
@@ -150,7 +162,7 @@ def _in_pmap(failure: Failure) -> bool:
 def _argument_lengths(failure: Failure, axis: int) -> set[int]:
     """Sizes along `axis` of what pmap got."""
     names = [name for name in failure.variables if name.startswith("args[")]
-    calls = mapped_call(failure, "pmap")
+    calls = failure.applied("pmap")
     if not names and calls is not None:
         names = list(calls[0].args)
     shapes = [v.shape for v in map(failure.variable, names) if v is not None and v.shape]
@@ -181,7 +193,7 @@ def nested_pmap(failure: Failure) -> Finding | None:
     if match is None:
         return None
     outer, inner = int(match.group(1)), int(match.group(2))
-    calls = mapped_call(failure, "pmap")
+    calls = failure.applied("pmap")
     nested = re.search(r"^[\w.]*pmap\((.*)\)$", calls[1].args[0]) if calls and calls[1].args else None
     fixes = []
     if calls is not None and nested is not None:

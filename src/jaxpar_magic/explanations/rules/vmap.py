@@ -24,16 +24,6 @@ class _Axis:
     type: str
 
 
-def mapped_call(failure: Failure, name: str) -> tuple[Call, Call] | None:
-    """The user's `vmap(f, …)(x, …)`: (the outer call with the inputs, the inner one with the function)."""
-    for frame in failure.user_frames:
-        inner = next((call for call in frame.calls if call.name == name), None)
-        outer = next((call for call in frame.calls if inner and call.function == inner.source), None)
-        if inner is not None and outer is not None:
-            return outer, inner
-    return None
-
-
 def with_in_axes(inner: Call, axes: list[str]) -> str:
     """The source of `vmap(f, …)` with these in_axes instead of its own."""
     rest = [f"{name}={value}" for name, value in inner.keywords.items() if name != "in_axes"]
@@ -87,7 +77,7 @@ def pmapped_sizes_differ(failure: Failure) -> Finding | None:
         return None
     axis, devices, size = int(match.group(1)), *sorted(map(int, match.group(2, 3)))
     position = failure.search(r"flat_args\[(\d+)\]")
-    calls = mapped_call(failure, "pmap")
+    calls = failure.applied("pmap")
     call = calls[0] if calls is not None else failure.outer_call
     found = []
     for index, source in enumerate(call.args if call is not None else ()):
@@ -113,7 +103,7 @@ def pmapped_sizes_differ(failure: Failure) -> Finding | None:
 
 def _shared(failure: Failure, name: str, odd: _Axis) -> str | None:
     """The user's line with in_axes=None for the argument that has the odd length."""
-    calls = mapped_call(failure, name)
+    calls = failure.applied(name)
     if calls is None:
         return None
     outer, inner = calls
@@ -156,7 +146,7 @@ def vmap_of_a_list(failure: Failure) -> Finding | None:
             continue
         new = f"jnp.array({argument})"
         fixes = [Fix("Make an array of the list", failure.rewrite(f"({argument}", f"({new}") or f"x = {new}")]
-        calls = mapped_call(failure, "vmap")
+        calls = failure.applied("vmap")
         if calls is not None and calls[1].args and len(call.args) == 1:
             fixes.append(parmap_fix(failure, calls[1].args[0], argument, "Map the list as Pool.map does"))
         return Finding(
