@@ -32,6 +32,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -409,8 +410,12 @@ def _watch_parent(lifeline: socket.socket, parent: int) -> None:
     poller = select.poll()
     poller.register(lifeline, 0)  # no event of its own: hang-up is always reported
     # A forked copy of the parent may hold the other end too: then only the parent's number tells.
-    while not poller.poll(1000) and os.getppid() == parent:
-        pass
+    while os.getppid() == parent:
+        events = poller.poll(1000)
+        if any(event & select.POLLHUP for _, event in events):
+            break
+        if events:  # the user's function closed files that are not its own
+            time.sleep(1)
     os.killpg(0, signal.SIGKILL)
 
 

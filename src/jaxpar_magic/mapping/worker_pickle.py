@@ -106,8 +106,11 @@ class _OutboundPickler(cloudpickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is types.FunctionType:
-            self._outbound.note_source(obj.__code__.co_filename)
+        if type(obj) is types.CodeType:
+            self._outbound.note_source(obj.co_filename)
+            # cloudpickle ≥ 3.1 leaves the file's name out, and with it the user's lines from tracebacks.
+            construct, arguments = self.dispatch_table[types.CodeType](obj)
+            return construct, tuple(obj.co_filename if a == "<dynamic-code>" else a for a in arguments)
         return super().reducer_override(obj)
 
 

@@ -31,7 +31,9 @@ import cloudpickle
 from ..errors import InputError, WorkerError
 from .worker_main import Unpickler, find_unpicklable, message_of, receive, type_name
 from .worker_pickle import Outbound, advice, explain_unpicklable
-from .worker_pool import Chunk, Pool, Worker, keep_pool, take_pool, worker_environment
+from .worker_pool import Chunk, Pool, Worker, keep_pool, stop_workers, take_pool, worker_environment
+
+__all__ = ["ItemFailure", "run_in_processes", "stop_workers"]
 
 _TICK = 0.2  # seconds between looks at workers that died without closing their connection
 _GRACE = 0.5  # seconds for other workers to end their current item after a failure
@@ -314,7 +316,7 @@ class _Run:
     def _keep_result(self, index: int, parts: list) -> None:
         try:
             self.results[index] = Unpickler(parts, self.outbound.classes).load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = WorkerError(
                 f"The result of item {index} came back from its worker process but cannot be rebuilt here: "
                 f"{type_name(type(error))}: {message_of(error)}.",
@@ -325,7 +327,7 @@ class _Run:
     def _rebuild_error(self, parts: list) -> Any:
         try:
             return Unpickler(parts, self.outbound.classes).load() if parts else None
-        except Exception:  # typically its __init__ wants other arguments than those that it kept
+        except (Exception, SystemExit):  # typically its __init__ wants other arguments than it kept
             return None
 
     def _on_unloadable(self, worker: Worker, what: str, kind: str, message: str, trace: str, parts: list) -> None:
@@ -391,8 +393,9 @@ class _Run:
         )
 
     def _in_flight(self, besides: Worker | None = None) -> str:
-        chunks = [str(w.chunk) for w in self.pool.engaged if w.chunk is not None and w is not besides]
-        return f"; in flight: {', '.join(chunks)}" if chunks else ""
+        chunks = [w.chunk for w in self.pool.engaged if w.chunk is not None and w is not besides]
+        chunks.sort(key=lambda chunk: chunk.number)
+        return f"; in flight: {', '.join(map(str, chunks))}" if chunks else ""
 
     def _lost(self, worker: Worker) -> None:
         """A worker is gone. That is an error unless it had nothing to do."""
