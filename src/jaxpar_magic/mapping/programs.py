@@ -50,7 +50,8 @@ def compile_program(
     """Lower `function` and compile it, or take the compiled program of the same text.
 
     The StableHLO text of an unchanged function is the same although the function object is new, and differs as soon
-    as anything that matters has changed, so a program found by its text is never stale.
+    as anything that matters has changed, so a program found by its text is never stale. (Python callbacks are the
+    exception, and are never found.)
 
     Parameters
     ----------
@@ -71,15 +72,17 @@ def compile_program(
     lowered = staged.lower(list(mapped), list(shared))
     text = lowered.as_text()
     key = (hashlib.sha256(text.encode()).digest(), tuple(devices), str(in_shardings))
-    compiled = _programs.get(key)
+    # The text refers to Python callbacks by number only: programs that call back are never shared.
+    shareable = "callback" not in text
+    compiled = _programs.get(key) if shareable else None
     reused = compiled is not None
     if compiled is None:
         compiled = lowered.compile()
+    if shareable:
         _programs[key] = compiled
+        _programs.move_to_end(key)
         while len(_programs) > MAX_PROGRAMS:
             _programs.popitem(last=False)
-    else:
-        _programs.move_to_end(key)
     return Compiled(compiled, time.perf_counter() - begin, reused, _temp_bytes(compiled), text)
 
 

@@ -22,12 +22,15 @@ class Pmap:
         mapped, shared = shapes(item, layout.size)
         split = [jax.ShapeDtypeStruct(_cut(a.shape, layout.parts), a.dtype) for a in mapped]
         function = local_map(item, layout.part_size, layout.width)
+        # Spelt out per leaf: pmap since 0.8 takes in_axes=(0, None) for per-leaf axes where two arguments happen to
+        # have two leaves in all (the shortcut in _get_in_axes_flat of jax/_src/pmap.py).
+        in_axes = ([0] * len(mapped), [None] * len(shared))
         compiled = compile_program(
             function,
             split,
             shared,
             devices=devices,
-            jit=lambda f: jax.pmap(f, in_axes=(0, None), devices=devices),
+            jit=lambda f: jax.pmap(f, in_axes=in_axes, devices=devices),
         )
 
         def place_mapped(arrays: list) -> list:
