@@ -11,8 +11,15 @@ from .explanation import Fix
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 device", "8 devices"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """ "1 device", "8 devices", "2 entries", "0 axes"."""
+    return f"{number} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """ "devices", "entries", "axes"."""
+    if noun.endswith("axis"):
+        return noun[:-2] + "es"
+    return noun[:-1] + "ies" if noun.endswith("ry") else noun + "s"
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -31,12 +38,12 @@ def product(numbers: Sequence[int]) -> int:
     return math.prod(numbers)
 
 
-def listed(words: Sequence[str], last: str = "and") -> str:
+def listed(words: Sequence[object], last: str = "and") -> str:
     """ "a", "a and b", "a, b and c"."""
-    words = [str(word) for word in words]
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+    texts = [str(word) for word in words]
+    if len(texts) < 2:
+        return "".join(texts)
+    return f"{', '.join(texts[:-1])} {last} {texts[-1]}"
 
 
 def device_count_fix(failure: Failure, count: int) -> Fix | None:
