@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .report import DeviceReport
@@ -17,7 +17,7 @@ __all__ = ["devices"]
 
 
 def devices(
-    count: int | Literal["all"] | None = None,
+    count: int | str | None = None,
     *,
     platform: str | None = None,
     visible: str | Iterable[int] | None = None,

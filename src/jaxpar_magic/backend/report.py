@@ -210,7 +210,7 @@ def _late_notes(state: State) -> Iterator[str]:
             switch = f"--{'' if setting.too_late else 'no-'}{name.replace('_', '-')}"
             command = commands.get(name, switch).format(setting.too_late)
             yield (
-                f"{setting.variable}={setting.too_late} was set after JAX was imported: not in force. "
+                f"{setting.variable}={setting.too_late} is not in force: JAX reads it only when it is imported. "
                 f"%jaxdevices {command} makes it so."
             )
 

@@ -24,7 +24,7 @@ class Setting:
     value: the value in force, or that will be.
     source: "default", "environment variable NAME" or "jax.config.update".
     variable: the environment variable that JAX reads when it is imported.
-    too_late: what that variable says now, if it was set after the import and so has no effect; else None.
+    too_late: what that variable says, if it is not in force: set after the import, or overruled; else None.
     """
 
     value: Any
@@ -201,7 +201,6 @@ def _setting(name: str) -> Setting:
     if text is not None and asked == value:
         return Setting(value, from_environment, variable)
     source = "default" if value == default else "jax.config.update"
-    # a value set by a call beats the variable; a default beside a variable means it came after the import
     late = text is not None and source == "default"
     return Setting(value, source, variable, too_late=asked if late else None)
 

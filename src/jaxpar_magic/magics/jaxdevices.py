@@ -7,6 +7,7 @@ import dis
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Literal
 
 from IPython.core.magic import Magics, line_magic, magics_class
@@ -61,7 +62,9 @@ PARSER = _parser()
 class JaxDevicesMagics(Magics):
     """The magic `%jaxdevices`."""
 
+    @line_magic
     def jaxdevices(self, line: str) -> Any:
+        shell: Any = self.shell
         tokens = split_line(line.rstrip().removesuffix(";"), _NAME)
         if "-h" in tokens or "--help" in tokens:
             print(PARSER.format_help())
@@ -85,10 +88,10 @@ class JaxDevicesMagics(Magics):
             flags=options.flag,
             arrays=options.arrays,
             dry_run=options.dry_run,
-            namespace=self.shell.user_ns,
+            namespace=shell.user_ns,
         )
         if options.out is not None:
-            self.shell.user_ns[options.out] = report
+            shell.user_ns[options.out] = report
         use = _use_of_value()
         quiet = options.quiet or line.rstrip().endswith(";")
         if use == "used" or (use == "shown" and not quiet):
@@ -97,8 +100,8 @@ class JaxDevicesMagics(Magics):
             display(report)
         return None
 
-    jaxdevices.__doc__ = PARSER.format_help()  # what `%jaxdevices?` shows
-    jaxdevices = line_magic(jaxdevices)
+
+JaxDevicesMagics.jaxdevices.__doc__ = PARSER.format_help()  # what `%jaxdevices?` shows
 
 
 class FlagsGuard:
@@ -155,7 +158,7 @@ def _use_of_value() -> Literal["dropped", "shown", "used"]:
     a reset left behind. Displaying it always is too much: as a cell's last line it would show twice, and
     `report = %jaxdevices` should be silent like any assignment.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "run_line_magic":
         frame = frame.f_back
     caller = frame.f_back if frame is not None else None
