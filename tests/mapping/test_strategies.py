@@ -219,7 +219,9 @@ def test_keys_in_and_out(strategy):
     assert draws[1].shape == (5, 2)
     old_style = jax.random.split(jax.random.PRNGKey(3), 5)
     again = parmap(lambda k: jax.random.normal(k, (2,)), old_style, strategy=strategy)
-    np.testing.assert_array_equal(np.asarray(again), np.asarray(jax.vmap(lambda k: jax.random.normal(k, (2,)))(old_style)))
+    np.testing.assert_array_equal(
+        np.asarray(again), np.asarray(jax.vmap(lambda k: jax.random.normal(k, (2,)))(old_style))
+    )
 
 
 @pytest.mark.parametrize("strategy", LOCAL)
@@ -234,9 +236,7 @@ def test_a_seed_gives_the_same_numbers_everywhere(strategy):
         actual = parmap(draw, xs, key=11, strategy=strategy, **options)
         np.testing.assert_array_equal(np.asarray(actual), np.asarray(expected))
     # the key of an item does not depend on how many items there are
-    np.testing.assert_array_equal(
-        np.asarray(parmap(draw, xs[:3], key=11, strategy=strategy)), np.asarray(expected[:3])
-    )
+    np.testing.assert_array_equal(np.asarray(parmap(draw, xs[:3], key=11, strategy=strategy)), np.asarray(expected[:3]))
 
 
 @pytest.mark.parametrize("strategy", TRACED)

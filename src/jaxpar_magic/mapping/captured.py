@@ -145,8 +145,8 @@ def captured(function: Callable) -> Captured:
             seen.add(id(value))
             if _is_library(_home(value)):
                 found.fixed.append(value)
-                if hasattr(value, "__wrapped__"):  # jax.vmap(f), jax.grad(f): the user's function is in the closure
-                    queue.extend((n, v, None) for n, v in _cells(value))
+                # jax.vmap(f), jax.grad(f): the user's function is in the closure, among JAX's own things
+                queue.extend((n, v, None) for n, v in _cells(value) if callable(v) and not isinstance(v, type))
                 continue
             found.functions.append(value)
             loads, stores = _names(value.__code__)

@@ -489,10 +489,12 @@ def _as_sequence_or_tree(name: str, value: Any) -> Any:
             return array
     if isinstance(value, collections.abc.Sequence) and not isinstance(value, tuple | str | bytes):
         return list(value)
-    if isinstance(value, tuple) and value and not hasattr(value, "_fields"):
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
         # ((0.5, 1), (1.0, 2)) are items, as Pool.starmap takes them; (xs, ys) is a pytree of arrays
         leaves = jax.tree_util.tree_leaves(value)
-        if not any(_is_array(x) for x in leaves) and not all(isinstance(x, numbers.Number) for x in value):
+        if not value or (
+            not any(_is_array(x) for x in leaves) and not all(isinstance(x, numbers.Number) for x in value)
+        ):
             return list(value)
     return value
 
