@@ -170,6 +170,7 @@ class Environment:
     platform: "cpu", "gpu", "tpu", … of the default backend, if one runs.
     x64: whether 64-bit types are on.
     xla_flags: the variable as it stands.
+    platforms: what JAX_PLATFORMS or `jax.config` asks for ("cuda,cpu"), or None.
     interactive: whether IPython runs, so that a fix may be a magic.
     """
 
@@ -178,6 +179,7 @@ class Environment:
     platform: str | None = None
     x64: bool | None = None
     xla_flags: str | None = None
+    platforms: str | None = None
     interactive: bool = False
 
 
@@ -841,5 +843,6 @@ def _environment() -> Environment:
         platform=_guarded(jax.default_backend, None) if running else None,
         x64=_guarded(lambda: bool(jax.config.jax_enable_x64), None),
         xla_flags=flags,
+        platforms=_guarded(lambda: jax.config.jax_platforms or None, None),
         interactive=interactive,
     )

@@ -135,17 +135,31 @@ def out_of_host_memory(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX1203", "out-of-device-memory", types=("JaxRuntimeError", "ValueError", "RuntimeError"), clues=(
-    "RESOURCE_EXHAUSTED", "ut of memory", "OUT_OF_MEMORY", "Attempting to", "failed to allocate", "Ran out of memory",
-))  # fmt: skip
+@rule(
+    "JPX1203",
+    "out-of-device-memory",
+    types=("JaxRuntimeError", "ValueError", "RuntimeError"),
+    clues=(
+        "RESOURCE_EXHAUSTED",
+        "ut of memory",
+        "OUT_OF_MEMORY",
+        "Attempting to",
+        "failed to allocate",
+        "Ran out of memory",
+    ),
+)
 def out_of_device_memory(failure: Failure) -> Finding | None:
     proof = failure.search(
         r"RESOURCE_EXHAUSTED: |CUDA_ERROR_OUT_OF_MEMORY|Ran out of memory in memory space|"
         r"XLA:TPU (?:compile permanent error|Ran out)|Allocator \(\w+\) ran out of memory"
     )
     device = _device(failure)
-    if proof is None or device == "cpu" or not failure.search(
-        r"[Oo]ut of memory|[Ff]ailed to allocate|OUT_OF_MEMORY|Attempting to (?:allocate|reserve)|trying to allocate"
+    if (
+        proof is None
+        or device == "cpu"
+        or not failure.search(
+            r"[Oo]ut of memory|[Ff]ailed to allocate|OUT_OF_MEMORY|Attempting to (?:allocate|reserve)|to allocate"
+        )
     ):
         return None
     ask = _asked(failure)
@@ -175,18 +189,34 @@ def out_of_device_memory(failure: Failure) -> Finding | None:
         )
     return Finding(
         what=what + ".",
-        why=_CHUNKS + (
+        why=_CHUNKS
+        + (
             " JAX takes 75 % of a GPU's memory at its start, and other processes and notebooks on the same GPU "
-            "hold what they took until they end." if name == "GPU" else ""
+            "hold what they took until they end."
+            if name == "GPU"
+            else ""
         ),
         fixes=fixes,
         facts={"asked": ask, "available": have, "device": device},
-    )  # fmt: skip
+    )
 
 
-@rule("JPX1204", "gpu-libraries-without-memory", types=("JaxRuntimeError", "RuntimeError"), clues=(
-    "cuDNN", "CUDNN", "cublas", "CUBLAS", "cusolver", "CUSOLVER", "DNN library", "cuSolver", "cusparse",
-))  # fmt: skip
+@rule(
+    "JPX1204",
+    "gpu-libraries-without-memory",
+    types=("JaxRuntimeError", "RuntimeError"),
+    clues=(
+        "cuDNN",
+        "CUDNN",
+        "cublas",
+        "CUBLAS",
+        "cusolver",
+        "CUSOLVER",
+        "DNN library",
+        "cuSolver",
+        "cusparse",
+    ),
+)
 def gpu_libraries_without_memory(failure: Failure) -> Finding | None:
     match = failure.search(
         r"(CUDNN_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|ALLOC_FAILED)|CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|"
@@ -331,9 +361,16 @@ def donated_buffer_not_used(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX1207", "same-buffer-donated-twice", types=("JaxRuntimeError", "ValueError", "RuntimeError"), clues=(
-    "donate the same buffer twice", "donate a buffer", "previously donated in the same call",
-))  # fmt: skip
+@rule(
+    "JPX1207",
+    "same-buffer-donated-twice",
+    types=("JaxRuntimeError", "ValueError", "RuntimeError"),
+    clues=(
+        "donate the same buffer twice",
+        "donate a buffer",
+        "previously donated in the same call",
+    ),
+)
 def same_buffer_donated_twice(failure: Failure) -> Finding | None:
     if not failure.search(
         r"[Aa]ttempt to (?:donate the same buffer twice in Execute|donate a buffer which is also used by the same call"
@@ -404,7 +441,8 @@ def donate_argnums_out_of_range(failure: Failure) -> Finding | None:
     call = failure.call("jit", "partial")
     if match is not None:
         count = int(match.group(3))
-        what = f"{match.group(1)}={match.group(2)} names an argument that the function does not have: it takes {counted(count, 'positional argument')}, numbered from 0."
+        what = f"{match.group(1)}={match.group(2)} names an argument that the function does not have: it takes "
+        what += f"{counted(count, 'positional argument')}, numbered from 0."
         good = f"jax.jit(function, {match.group(1)}=0)"
         facts = {"given": match.group(2), "arguments": count}
     elif both is not None:
