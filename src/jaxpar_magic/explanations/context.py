@@ -203,8 +203,8 @@ class Failure:
     variables:
         Names at the user's innermost line, and the arguments of the library function it called.
     definitions:
-        Where the user's line calls a name, the statement that defined it ("f = jax.pmap(g)", or a function
-        with its decorators), looked up in the same file and in the other cells.
+        For the names in the user's failing expression, the statement that defined each ("f = jax.pmap(g)",
+        or a function with its decorators), looked up in the same file and in the other cells.
     environment:
         Devices, versions and flags.
     cause:
@@ -341,17 +341,22 @@ class Failure:
         """The first call of a function with one of these last names: by the user's lines, the innermost
         first, then in the definitions of what they call."""
         calls = [call for frame in self.user_frames for call in frame.calls]
-        calls += [call for source in self.definitions.values() for call in _calls(source)]
+        called = {call.function for call in (self.user.calls if self.user is not None else ())}
+        calls += [call for name in self.definitions if name in called for call in self.defining_calls(name)]
         return next((call for call in calls if call.name in names), None)
+
+    def defining_calls(self, name: str) -> tuple[Call, ...]:
+        """The calls in the statement that defined `name`: of `mesh = jax.make_mesh((4,), ("i",))`."""
+        return tuple(_calls(self.definitions.get(name)))
 
     def applied(self, name: str) -> tuple[Call, Call] | None:
         """A transformed function and its call, `pmap(f, …)(x)` or `g = pmap(f, …)` … `g(x)`: the outer call
         (with the inputs) and the inner one (with the function)."""
         for frame in self.user_frames:
             for outer in frame.calls:
-                definition = self.definitions.get(outer.function)
-                for inner in _calls(definition) if definition is not None else frame.calls:
-                    if inner.name == name and (definition is not None or outer.function == inner.source):
+                defining = self.defining_calls(outer.function)
+                for inner in defining or frame.calls:
+                    if inner.name == name and (defining or outer.function == inner.source):
                         return outer, inner
         return None
 
@@ -591,7 +596,7 @@ def _source_of(source: str, node: ast.stmt) -> str | None:
 
 
 def _definitions(exception: BaseException, frames: Sequence[Frame]) -> dict[str, str]:
-    """Definitions of the names that the user's innermost line calls."""
+    """Definitions of the names in the user's innermost failing expression."""
     innermost = next((f for f in reversed(frames) if f.package == "user"), None)
     if innermost is None:
         return {}
@@ -604,7 +609,9 @@ def _definitions(exception: BaseException, frames: Sequence[Frame]) -> dict[str,
         cells = [file for file in list(linecache.cache) if re.search(_CELL_FILE, file)]
         sources += ["".join(linecache.getlines(file)) for file in reversed(cells[-50:])]
     found: dict[str, str] = {}
-    for name in {call.function for call in innermost.calls if call.function.isidentifier()}:
+    names = [call.function for call in innermost.calls if call.function.isidentifier()]
+    names += re.findall(r"(?<![\w.])[A-Za-z_]\w*", innermost.segment or "")
+    for name in list(dict.fromkeys(names))[:12]:
         for source in sources:
             definition = _guarded(partial(_definition, source, name), None)
             if definition is not None:

@@ -30,12 +30,11 @@ def _mesh_finding(failure: Failure, shape: tuple[int, ...], have: int) -> Findin
         names = call.args[1] if len(call.args) > 1 else call.keywords.get("axis_names")
     smaller = (have, *(1,) * (len(shape) - 1))
     names = names or str(tuple(f"axis{n}" for n in range(len(shape))))
-    fixes = []
-    if need > have:
-        fixes.append(device_count_fix(failure, need))
-    fixes.append(
-        Fix(f"Make a mesh of the {counted(have, 'device')} there are", f"mesh = jax.make_mesh({smaller}, {names})")
-    )
+    code = f"mesh = jax.make_mesh({smaller}, {names})"
+    if call is not None and call.name == "make_mesh" and call.args:
+        code = failure.rewrite(call.args[0], str(smaller)) or code
+    fixes = [device_count_fix(failure, need) if need > have else None]
+    fixes.append(Fix(f"Make a mesh of the {counted(have, 'device')} there are", code))
     return Finding(
         what=f"A mesh of shape {shape} has {counted(need, 'place')}, and there {_are(have)} {counted(have, 'device')}.",
         why="Each place in a mesh is one device, so a mesh needs as many devices as the product of its sizes. "

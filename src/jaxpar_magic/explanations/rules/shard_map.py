@@ -268,3 +268,41 @@ def specs_structure_differs(failure: Failure) -> Finding | None:
         ],
         facts=facts,
     )
+
+
+@rule("JPX0306", "in-specs-of-an-explicit-mesh", types=("ValueError",), clues=("in_specs passed to shard_map",))
+def in_specs_of_an_explicit_mesh(failure: Failure) -> Finding | None:
+    match = failure.search(
+        rf"in_specs passed to shard_map: (.+?) does not match the specs of the input: (.+?) for arg: {_TYPE}"
+    )
+    if match is None:
+        return None
+    wanted, has, type_text = readable_spec(match.group(1)), readable_spec(match.group(2)), match.group(3)
+    mapped_with = failure.call("shard_map")
+    mesh = mapped_with.keywords.get("mesh", "mesh") if mapped_with is not None else "mesh"
+    code = (
+        f"{mesh} = jax.sharding.Mesh({mesh}.devices, {mesh}.axis_names, "
+        f"axis_types=(jax.sharding.AxisType.Auto,) * {mesh}.devices.ndim)"
+    )
+    for call in failure.defining_calls(mesh):
+        if call.name == "make_mesh" and len(call.args) == 2:
+            types = f"axis_types=(jax.sharding.AxisType.Auto,) * len({call.args[1]})"
+            code = f"{mesh} = {call.source[:-1]}, {types})"
+    mapped = failure.applied("shard_map")
+    moved = "x"
+    if mapped is not None and len(mapped[0].args) == 1:
+        moved = mapped[0].args[0]
+    target = moved if moved.isidentifier() else "x"
+    return Finding(
+        what=f"in_specs is {wanted} for an argument ({type_text}) that lies as {has}, on a mesh with Explicit axes.",
+        why="Since JAX 0.9 jax.make_mesh makes Explicit axes: there shard_map takes each argument only as it lies, "
+        "and does not split it by itself. With Auto axes it does.",
+        fixes=[
+            Fix("Make the mesh with Auto axes", code),
+            Fix(
+                "Or split the argument first",
+                f"{target} = jax.device_put({moved}, jax.sharding.NamedSharding({mesh}, {wanted}))",
+            ),
+        ],
+        facts={"in_specs": wanted, "lies_as": has, "type": type_text},
+    )
