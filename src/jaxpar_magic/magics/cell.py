@@ -120,6 +120,8 @@ def parse_cell(shell: Any, cell: str) -> CellBody:
 def _lines_before(shell: Any, cell: str) -> int:
     """How many lines of the cell that was typed come before the body's first line that is not empty."""
     code = cell.strip()
+    if not code:
+        return 1
     typed = shell.history_manager.input_hist_raw[-1]
     before, found, after = typed.rpartition(code)
     if not found or after.strip():  # called from code, not typed: as if the magic's line stood above the body

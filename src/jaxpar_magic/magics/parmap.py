@@ -16,7 +16,10 @@ from .options import OptionParser, choice, split_line, usage_error
 
 try:
     from IPython.core.magic import output_can_be_silenced
-except ImportError:  # IPython < 8.3 has no way to silence a magic's value
+
+    _SILENCES = True
+except ImportError:  # IPython < 8.3 shows a magic's value whatever stands behind it
+    _SILENCES = False
 
     def output_can_be_silenced(magic_func: Any) -> Any:  # type: ignore[misc]
         return magic_func
@@ -106,7 +109,9 @@ class ParmapMagics(Magics):
         """
         __tracebackhide__ = True
         parser = make_parser()
+        silent = not _SILENCES and (line if cell is None else cell).rstrip().endswith(";")
         args, tokens = parser.parse_tokens(split_line(line.rstrip().removesuffix(";"), "parmap"))
+        args.noresult |= silent
         if args.help:
             print(parser.format_help())
             return None
