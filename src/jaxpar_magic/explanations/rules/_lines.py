@@ -1,0 +1,141 @@
+"""What the user's line says about an error: its operands, their shapes, the argument that could be static."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from ..context import Call, Failure, parse_fragment
+from ..explanation import Fix
+from .tracers import tracing
+
+_SIGNS = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+    ast.MatMult: "@",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+}
+
+
+def nodes(failure: Failure) -> list[ast.AST]:
+    """All syntax nodes of the expression that failed (of the whole statement where Python does not tell)."""
+    user = failure.user
+    if user is None:
+        return []
+    for text in (user.segment, user.statement, user.source):
+        tree, _ = parse_fragment(text) if text else (None, "")
+        if tree is not None:
+            return list(ast.walk(tree))
+    return []
+
+
+def operands(failure: Failure, *signs: str) -> tuple[str, str, str] | None:
+    """(left, sign, right) of the failing expression `left + right`, or of `left += right`; with `signs`, only
+    of these. None if the expression is something else, or if several fit and Python does not tell which."""
+    segment = failure.user.segment if failure.user is not None else None
+    found = []
+    for node in nodes(failure):
+        triple = None
+        if isinstance(node, ast.BinOp):
+            triple = (node.left, _SIGNS.get(type(node.op)), node.right)
+        elif isinstance(node, ast.AugAssign):
+            triple = (node.target, _SIGNS.get(type(node.op)), node.value)
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            triple = (node.left, _SIGNS.get(type(node.ops[0])), node.comparators[0])
+        if triple is not None and triple[1] is not None and (not signs or triple[1] in signs):
+            found.append((ast.unparse(triple[0]), triple[1], ast.unparse(triple[2])))
+        elif segment and not isinstance(node, ast.Module | ast.Expr | ast.FunctionDef | ast.arguments | ast.Return):
+            break  # Python named the failing expression, and it is no operation
+        if found and segment:
+            break
+    return found[0] if len(found) == 1 or (found and segment) else None
+
+
+def called_with(failure: Failure, *names: str) -> Call | None:
+    """The call of one of these functions on the user's innermost line."""
+    calls = failure.user.calls if failure.user is not None else ()
+    return next((call for call in calls if call.name in names), None)
+
+
+def shape_of(failure: Failure, source: str) -> tuple[int, ...] | None:
+    """Shape of a name at the user's line, also of `name.T`; None if not known."""
+    name, dot, attribute = source.partition(".")
+    variable = failure.variable(name)
+    if variable is None or variable.shape is None or None in variable.shape:
+        return None
+    shape = tuple(n for n in variable.shape if n is not None)
+    if dot:
+        return shape[::-1] if attribute in ("T", "transpose()") else None
+    return shape
+
+
+def named(failure: Failure, shape: tuple[int, ...]) -> str | None:
+    """The one name in the failing expression that has this shape."""
+    text = failure.user.segment or failure.user.statement or "" if failure.user is not None else ""
+    names = [
+        v.name
+        for v in failure.variables.values()
+        if v.shape == shape and v.name.isidentifier() and re.search(rf"(?<![\w.]){re.escape(v.name)}\b", text)
+    ]
+    return names[0] if len(names) == 1 else None
+
+
+def jax_at_line(failure: Failure) -> bool:
+    """Whether the failing expression holds a JAX array or tracer, or a call of jax's: numpy prints some of
+    the same messages, also inside a function that JAX traces."""
+    user = failure.user
+    if user is None:
+        return False
+    text = user.segment or user.statement or user.source or ""
+    for variable in failure.variables.values():
+        if variable.type in ("ArrayImpl", "tracer"):
+            if not variable.name.isidentifier() or re.search(rf"(?<![\w.]){re.escape(variable.name)}\b", text):
+                return True
+    return bool(re.search(r"\b(?:jnp|jax|lax)\.", text))
+
+
+def enclosed(source: str) -> str:
+    """The source of an operand, in parentheses where it needs them."""
+    return source if re.fullmatch(r"[\w.]+(?:\[[^\[\]]*\]|\([^()]*\))?", source) else f"({source})"
+
+
+def static_fix(failure: Failure, argument: str | None = None, title: str | None = None) -> Fix | None:
+    """A fix that makes the traced argument of a jitted function a compile-time constant.
+
+    None if JAX does not say that the value is an argument of a function under jit: values computed inside,
+    and arguments of functions under vmap, grad or scan, cannot be constants.
+    """
+    function, transform, named_argument = tracing(failure)
+    argument = argument or named_argument
+    if transform != "jit" or not argument or not re.match(r"[A-Za-z_]\w*", argument):
+        return None
+    base = re.match(r"\w+", argument)
+    name = base.group() if base is not None else argument
+    title = title or f"Make {name} a compile-time constant (compiles anew for each of its values)"
+    jit = failure.call("jit")
+    if jit is not None and jit.args and "static_argn" not in jit.source:
+        if jit.args[0].startswith("lambda") or jit.args[0] == function:
+            rest = "".join(f", {k}={v}" for k, v in jit.keywords.items())
+            new = f"{jit.function}({jit.args[0]}, static_argnames={name!r}{rest})"
+            rewritten = failure.rewrite(jit.source, new)
+            return Fix(title, rewritten or new)
+    if function is None or not function.isidentifier():
+        return Fix(title, f"function = jax.jit(function, static_argnames={name!r})")
+    return Fix(
+        title,
+        f"# where {function} is defined: @partial(jax.jit, static_argnames={name!r}) instead of @jax.jit; or here:\n"
+        f"{function} = jax.jit({function}.__wrapped__, static_argnames={name!r})",
+    )
