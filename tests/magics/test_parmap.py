@@ -202,3 +202,26 @@ def test_a_run_stops_at_an_error():
         run("%parmap f xs --no-such-option", allow_errors=False)
     with pytest.raises(CellExecutionError):
         run("%%parmap xs\ndef bad(x):\n    raise ValueError('mine')", allow_errors=False)
+
+
+def test_maps_go_on_across_resets_of_the_devices():
+    cells = run(
+        "%jaxdevices 2 -q",
+        "%parmap f xs -s shard_map",
+        "%jaxdevices 3 -q",
+        "%parmap f xs -s shard_map",
+        "%parmap f xs -s shard_map -d 2",
+        "%jaxdevices 1 -q",
+        "%parmap f xs -s shard_map",
+        "%parmap f xs -s shard_map -d 2",
+    )
+    counts = [cell_text(cells[i]).splitlines()[0].split(",")[0] for i in (1, 3, 4, 6)]
+    assert counts == [
+        "parmap: shard_map on 2 devices",
+        "parmap: shard_map on 3 devices",
+        "parmap: shard_map on 2 devices",
+        "parmap: shard_map on 1 device",
+    ]
+    values = {cell_text(cells[i]).partition("Array(")[2] for i in (1, 3, 4, 6)}
+    assert len(values) == 1
+    assert "devices=2: JAX has 1 cpu device.\nNext: %jaxdevices 2" in cell_text(cells[7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import fractions
 
 import jax
@@ -215,3 +216,26 @@ def test_items_in_messages():
     assert batch.describe_item(1) == "a=2.5, b=float64[2, 3]"
     keys = make_batch(lambda k: k, [jax.random.split(jax.random.key(0), 2)], {})
     assert keys.describe_item(0).startswith("k=")
+
+
+@dataclasses.dataclass
+class Particle:
+    position: object
+    mass: object
+
+
+jax.tree_util.register_dataclass(Particle, data_fields=["position", "mass"], meta_fields=[])
+
+
+@pytest.mark.parametrize("strategy", ["auto", "vmap", "map", "shard_map", "pmap", "thread", "serial"])
+def test_registered_nodes_as_inputs(strategy):
+    def moved(p):
+        return Particle(p.position + p.mass, p.mass)
+
+    stacked = Particle(np.arange(6, dtype=np.float32).reshape(3, 2), np.float32([1, 2, 3]))
+    separate = [Particle(np.float32([2 * i, 2 * i + 1]), np.float32(i + 1)) for i in range(3)]
+    expected = stacked.position + stacked.mass[:, None]
+    for inputs in (stacked, separate):
+        out = parmap(moved, inputs, strategy=strategy)
+        assert isinstance(out, Particle)
+        np.testing.assert_array_equal(np.asarray(out.position), expected)

@@ -86,15 +86,9 @@ def compile_program(
     return Compiled(compiled, time.perf_counter() - begin, reused, _temp_bytes(compiled), text)
 
 
-def forget_programs() -> None:
-    """Drop all compiled programs (their devices are gone after a reset of the backend)."""
-    _programs.clear()
-
-
-def forget_programs_of_other(devices: Sequence[Any]) -> None:
-    """Drop the programs of devices that no longer exist: they would keep the old backend alive."""
-    current = set(devices)
-    for key in [k for k in _programs if not set(k[1]) <= current]:
+def forget_programs_of_other(devices: set[Any]) -> None:
+    """Drop the programs of devices that are not among `devices`."""
+    for key in [k for k in _programs if not set(k[1]) <= devices]:
         del _programs[key]
 
 

@@ -265,7 +265,7 @@ def prepare(function: Callable, batch: Batch, options: MapOptions, timer: Timer)
         ):
             _prepared.move_to_end(key)
             return prepared
-    forget_programs_of_other(jax.local_devices())
+    _forget_other_devices()
     notes = _renew_inner_traces(function, found, print_)
     item = trace_item(function, batch, found)
     item.notes[:0] = notes
@@ -377,6 +377,14 @@ def _call_key(function, batch: Batch, options: MapOptions, devices) -> Hashable 
     if alive:  # a JAX array as a constant: compared by identity, which a key alone cannot keep valid
         return None
     return (id(function), batch.length, batch.spread, tuple(parts), chosen, devices, settings)
+
+
+def _forget_other_devices() -> None:
+    """Let go of what belongs to a backend that has been reset: it would keep the old devices alive."""
+    current = set(jax.local_devices())
+    forget_programs_of_other(current)
+    for key in [k for k, prepared in _prepared.items() if not set(prepared.devices) <= current]:
+        del _prepared[key]
 
 
 def forget() -> None:
