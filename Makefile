@@ -69,7 +69,8 @@ build/demo.html: build/demo.ipynb
 build/demo.ipynb: demo.ipynb $(SOURCES) $(VENV)/.demo
 	@echo "Running demo.ipynb: this takes a minute or two"
 	@$(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --output-dir build demo.ipynb \
-	  --ExecutePreprocessor.timeout=600 --KernelManager.transport=ipc
+	  --ExecutePreprocessor.timeout=600 \
+	  --KernelManager.transport=ipc --KernelManager.connection_file="$$(mktemp -d)/kernel.json"
 
 dist/.built: pyproject.toml README.md LICENSE $(SOURCES) $(VENV)/.build
 	@rm -rf dist

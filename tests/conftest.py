@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
@@ -61,11 +62,13 @@ def run_notebook(
     from nbclient import NotebookClient
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    # The kernel is this very interpreter, whatever kernel specs the machine has.
-    manager = KernelManager(transport="ipc")  # no ports, which kernels started at once could contend for
-    manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    client = NotebookClient(notebook, km=manager, allow_errors=allow_errors, timeout=timeout)
-    client.execute(env=_environment(env), cleanup_kc=True)  # else a kernel that it did not make stays alive
+    with tempfile.TemporaryDirectory() as folder:
+        # Sockets in a folder of their own: kernels that start at once could contend for ports.
+        manager = KernelManager(transport="ipc", connection_file=f"{folder}/kernel.json")
+        # The kernel is this very interpreter, whatever kernel specs the machine has.
+        manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        client = NotebookClient(notebook, km=manager, allow_errors=allow_errors, timeout=timeout)
+        client.execute(env=_environment(env), cleanup_kc=True)  # else a kernel that it did not make stays alive
     return notebook
 
 

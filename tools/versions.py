@@ -2,8 +2,8 @@
 
     python3 tools/versions.py [oldest] [middle] [newest] [pytest arguments]
 
-Each row of ENVIRONMENTS gets a virtual environment in .venvs/, kept as long as its row and pyproject.toml
-stay as they are. A row whose Python this machine lacks is named and left out. (The default environment,
+Each row of ENVIRONMENTS gets a virtual environment in .venvs/, kept as long as its row and the
+dependencies in pyproject.toml stay as they are. A row whose Python this machine lacks is named and left out. (The default environment,
 .venv, is the newest of all that Python 3.11 admits; `make test` runs in it.)
 """
 
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +61,11 @@ def find_python(version: str) -> str | None:
 
 
 def install(environment: Environment, python: str) -> None:
-    """Make the environment, unless it is there with the same row and the same pyproject.toml."""
+    """Make the environment, unless it is there with the same row and the same dependencies."""
     stamp = environment.folder / "installed.txt"
-    wanted = f"{environment}\n{(ROOT / 'pyproject.toml').read_text()}"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = project["dependencies"] + project["optional-dependencies"]["test"]
+    wanted = "\n".join([str(environment), *needed])
     if stamp.exists() and stamp.read_text() == wanted:
         return
     print(f"making .venvs/{environment}", flush=True)

@@ -63,7 +63,8 @@ def main(dist: str) -> None:
             print(f"installing {package.name} into an environment of its own", flush=True)
             subprocess.run([*pip, *how, package], check=True)
             # Not a file: worker processes would import it again as their main module.
-            subprocess.run([python, "-I", "-c", SMOKE], cwd=empty, check=True)
+            if subprocess.run([python, "-I", "-c", SMOKE], cwd=empty).returncode != 0:
+                sys.exit(f"{package.name} is installed but does not work")
 
 
 if __name__ == "__main__":
