@@ -64,8 +64,7 @@ def install(environment: Environment, python: str) -> None:
     """Make the environment, unless it is there with the same row and the same dependencies."""
     stamp = environment.folder / "installed.txt"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = project["dependencies"] + project["optional-dependencies"]["test"]
-    wanted = "\n".join([str(environment), *needed])
+    wanted = f"{environment}\n{project['dependencies']}\n{project['optional-dependencies']}"
     if stamp.exists() and stamp.read_text() == wanted:
         return
     print(f"making .venvs/{environment}", flush=True)
