@@ -80,10 +80,14 @@ def worker_pids(parent: int | None = None) -> list[int]:
     return pids
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=10.0, kill=()):
+    """Wait for it. If that was in vain, kill these processes, so that no test hangs on what they hold."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        if time.monotonic() > deadline:
+            for pid in kill:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError("waited in vain")
         time.sleep(0.02)
 
 
@@ -828,10 +832,13 @@ def script(tmp_path):
         return process
 
     yield start
+    left = []
     for process in started:
         process.kill()
-        process.communicate()
-    wait_until(lambda: processes("sleep", marker) == [])
+        process.wait()
+        left += processes("worker_main", f", {process.pid})")  # a worker's command line ends in its parent
+    left += processes("sleep", marker)
+    wait_until(lambda: not set(left) & set(processes("worker_main") + processes("sleep", marker)), kill=left)
 
 
 def test_script_needs_no_main_guard(script):
@@ -867,6 +874,10 @@ def test_interrupt_ends_it_all_within_a_second(script):
     assert worker_pids(process.pid) == []
     out, err = process.communicate("go on\n", timeout=60)
     assert (out, err, process.returncode) == ("4\n", "", 0)
+
+
+def test_workers_ignore_an_interrupt_that_reaches_them():
+    assert results(lambda x: os.kill(os.getpid(), signal.SIGINT) or x, range(3)) == [0, 1, 2]
 
 
 def test_interrupt_while_workers_start_is_quiet(script):
@@ -905,6 +916,32 @@ def test_workers_end_when_their_parent_is_killed(script, moment):
     process.kill()
     process.wait()
     wait_until(lambda: not set(pids) & set(processes("worker_main")))
+
+
+def test_workers_end_with_their_parent_though_a_forked_copy_of_it_lives(script):
+    process = script(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        def work(p):
+            print("napping", flush=True)
+            time.sleep(600)
+        def fork(stream, text):
+            if os.fork() == 0:
+                time.sleep(30)  # holds copies of all connections
+                os._exit(0)
+            print(text, end="", flush=True)
+        start(5, fork)
+        """
+    )
+    assert process.stdout.readline() == "napping\n"
+    pids = worker_pids(process.pid)
+    try:
+        process.kill()
+        process.wait()
+        wait_until(lambda: not set(pids) & set(processes("worker_main")))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # the copy
 
 
 def test_forked_copy_of_the_parent_leaves_the_workers_alone(script):
