@@ -19,6 +19,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 from .. import _jax
@@ -60,7 +61,7 @@ class Variable:
     shape, dtype: of an array or tracer, else None. `shape` is a tuple of ints (or None for symbolic sizes).
     length: of a list, tuple, dict, set, str or range, else None.
     element: type of the first element of a list, tuple or object array ("int", "Device", …), else None.
-    value: repr of a number, bool, None or short string; text of a mesh or a spec; name of a function.
+    value: repr of a number, bool, None or short string; text of a mesh or a spec; name of a function or module.
     axes: axis names and sizes of a mesh, else empty.
     devices: on how many devices a concrete jax array lies, else None.
     stale: whether it belongs to devices that are no longer there (the device count was changed since).
@@ -217,6 +218,8 @@ class Failure:
         Whether JAX removed its own frames, so that it was active when the failure happened.
     item:
         Index of the mapped item, where a note tells.
+    meshes:
+        Axis names and sizes of the meshes that the user's lines can see, by the mesh's name.
     """
 
     type_name: str | None
@@ -232,6 +235,7 @@ class Failure:
     kind: str = "text"
     frames_removed: bool = False
     item: int | None = None
+    meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     # -- how failures are made -------------------------------------------------------------------
 
@@ -244,13 +248,18 @@ class Failure:
     def from_warning(
         cls, message: str, category: type[Warning], file: str, line: int, source: str | None = None
     ) -> Failure:
-        """The facts of a warning, from what `warnings.showwarning` gets."""
+        """The facts of a warning, from what `warnings.showwarning` gets.
+
+        Called while the warning is being shown, it finds the user's line also where JAX names one of its own.
+        """
         frame = _frame_of_text(file, line, "<module>", source or linecache.getline(file, line))
+        frames, variables = _guarded(lambda: _warned(frame), ((frame,), {}))
         return cls(
             type_name=_qualified(category),
             types=_short_names(category),
             message=_message(message),
-            frames=(frame,),
+            frames=frames,
+            variables=variables,
             environment=_environment(),
             live=True,
             kind="warning",
@@ -435,6 +444,7 @@ def _from_exception(exception: BaseException, name_file: Any, depth: int) -> Fai
         kind="error",
         frames_removed=len(own_notes) < len(notes) or _has_removed_frames(cause),
         item=_item(own_notes, message),
+        meshes={} if remote is not None else _guarded(lambda: _meshes(exception), {}),
     )
 
 
@@ -522,6 +532,16 @@ def _traceback(exception: BaseException, name_file: Any) -> tuple[tuple[Frame, .
     return tuple(frames), variables
 
 
+def _meshes(exception: BaseException) -> dict[str, Mapping[str, int]]:
+    found: dict[str, Mapping[str, int]] = {}
+    for tb in itertools.islice(_walk(exception.__traceback__), _MOST_FRAMES):
+        if package_of(tb.tb_frame.f_code.co_filename) == "user":
+            for name, value in (*tb.tb_frame.f_globals.items(), *tb.tb_frame.f_locals.items()):
+                if type(value).__name__ == "Mesh" and _top(type(value)) == "jax":
+                    found[name] = dict(value.shape)
+    return found
+
+
 def _walk(tb: Any) -> Iterator[Any]:
     while tb is not None:
         yield tb
@@ -545,6 +565,20 @@ def _user_frame(tb: Any, name_file: Any) -> Frame:
     statement = _guarded(lambda: _statement(lines, line), None) if lines else None
     place = (name_file(file) if name_file is not None else None) or _place(file)
     return Frame("user", place, line, code.co_name, source, segment, statement or source)
+
+
+def _warned(named: Frame) -> tuple[tuple[Frame, ...], dict[str, Variable]]:
+    """The user's line beneath the call of `warnings.warn` that is running, and the line that the warning names."""
+    running: Any = sys._getframe()
+    while running is not None and running.f_globals.get("__name__") != "warnings":
+        running = running.f_back
+    while running is not None and package_of(running.f_code.co_filename) != "user":
+        running = running.f_back
+    if running is None:
+        return (named,), {}
+    tb = SimpleNamespace(tb_frame=running, tb_lineno=running.f_lineno, tb_lasti=running.f_lasti)
+    frames = (_user_frame(tb, None), *((named,) if named.package != "user" else ()))
+    return frames, _variables(tb, frames)
 
 
 def _place(file: str) -> str:
@@ -721,6 +755,8 @@ def _describe(name: str, value: Any) -> Variable:
             devices = len(value.sharding.device_set) if kind.__name__ == "ArrayImpl" else None
             type_name = "tracer" if tracer else kind.__name__
             return Variable(name, type_name, shape, str(source.dtype), element=element, devices=devices)
+    if kind.__name__ == "module":
+        return Variable(name, "module", value=value.__name__)
     if callable(value):
         return Variable(name, kind.__name__, value=_function_name(value))
     return Variable(name, kind.__name__)

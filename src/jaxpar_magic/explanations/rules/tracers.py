@@ -1,4 +1,4 @@
-"""Values that a function does not have while JAX traces it: Python's if, while, range, indexing."""
+"""Values that a function does not have while JAX traces it: Python's if, while, and, or, not, in."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..explanation import Fix
 from ..registry import Finding, rule
 
 _WHY = (
-    "While JAX traces a function for {transform}, its arguments are stand-ins (tracers) that have a shape "
-    "and a dtype but no value yet. Python's {statement} needs the value at once."
+    "While JAX traces a function{transform}, its arguments are stand-ins (tracers) that have a shape and a dtype "
+    "but no value yet. Python's {statement} needs the value at once."
 )
 
 
@@ -24,55 +24,258 @@ def tracing(failure: Failure) -> tuple[str | None, str | None, str | None]:
     argument = failure.search(r"depends on the values? of the arguments? ([^\n]+?)\.(?:\n|$)")
     if match is not None:
         return match.group(1), match.group(2), argument.group(1) if argument else None
+    function = failure.user.function if failure.user is not None else None
     if failure.search(r"This (?:Batch|Vmap)Tracer"):
-        return failure.user.function if failure.user is not None else None, "vmap", None
+        return function, "vmap", None
     if failure.search(r"This (?:JVP|Linearize)Tracer"):
-        return failure.user.function if failure.user is not None else None, "grad", None
+        return function, "grad", None
     return None, None, None
 
 
-def _statement(failure: Failure) -> ast.stmt | None:
-    text = failure.user.statement or failure.user.source if failure.user is not None else None
-    tree, _ = parse_fragment(text) if text else (None, "")
-    body = getattr(tree, "body", None)
-    node = body[0] if body else None
-    return node.body[0] if isinstance(node, ast.FunctionDef) and node.name == "_" else node
+def static_fix(failure: Failure) -> Fix | None:
+    """Make the argument a compile-time constant, where jit is what traces and the argument is a plain one."""
+    function, transform, argument = tracing(failure)
+    if transform != "jit" or argument is None or function is None or not argument.isidentifier():
+        return None
+    name = function if function.isidentifier() else "function"
+    return Fix(
+        f"Make {argument} a compile-time constant (compiled anew for each value)",
+        f"{name} = jax.jit({name}, static_argnames={argument!r})",
+    )
+
+
+def _construct(failure: Failure) -> tuple[str | None, str | None]:
+    """What asked for the truth, and of which expression: ("if", "x > 0"), ("while", …), ("and", …),
+    ("or", …), ("not", …), ("in", …), ("chain", "0 < x < 1"), ("call", "max(x, 0)"); (None, …) if unknown.
+    """
+    frame = failure.user
+    if frame is None:
+        return None, None
+    if failure.inner_frames and any(f.package not in ("jax", "own") for f in failure.inner_frames):
+        return None, None  # a library's own `if`
+    for text in (frame.statement, frame.source):
+        tree, source = parse_fragment(text) if text else (None, "")
+        if tree is None:
+            continue
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        segment = frame.segment
+        candidates = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.expr) and (segment is None or _same(ast.get_source_segment(source, node), segment))
+        ]
+        for node in candidates:
+            kind = _kind(node, parents, told=segment is not None)
+            if kind is not None:
+                return kind, ast.get_source_segment(source, _condition(node, parents)) or segment
+    source = frame.source or ""
+    word = re.match(r"(?:el)?(if|while)\b", source)
+    return (word.group(1) if word else None), frame.segment
+
+
+def _same(text: str | None, segment: str) -> bool:
+    return text is not None and (text == segment or f"({text})" == segment)
+
+
+def _condition(node: ast.expr, parents: dict[ast.AST, ast.AST]) -> ast.expr:
+    """The whole condition of which `node` is a part."""
+    while isinstance(parents.get(node), ast.BoolOp | ast.UnaryOp):
+        parent = parents[node]
+        assert isinstance(parent, ast.expr)
+        node = parent
+    return node
+
+
+def _kind(node: ast.expr, parents: dict[ast.AST, ast.AST], *, told: bool) -> str | None:
+    if told and isinstance(node, ast.Call):
+        function = node.func
+        if isinstance(function, ast.Name) and function.id in ("max", "min", "sorted", "bool", "any", "all"):
+            return "call"
+    whole = _condition(node, parents)
+    parent = parents.get(whole)
+    if isinstance(parent, ast.While) and parent.test is whole:
+        return "while"
+    if isinstance(parent, ast.If | ast.IfExp | ast.Assert) and parent.test is whole:
+        return "if"
+    if isinstance(parent, ast.comprehension) and whole in parent.ifs:
+        return "if"
+    if isinstance(node, ast.Compare):
+        if any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+            return "in"
+        if len(node.ops) > 1:
+            return "chain"
+    outer = node if isinstance(node, ast.BoolOp | ast.UnaryOp) else parents.get(node)
+    if isinstance(outer, ast.BoolOp):
+        return "and" if isinstance(outer.op, ast.And) else "or"
+    if isinstance(outer, ast.UnaryOp) and isinstance(outer.op, ast.Not):
+        return "not"
+    return None
+
+
+def _what(failure: Failure, asks: str) -> str:
+    function, _, argument = tracing(failure)
+    inside = f" in {function}" if function and function.isidentifier() else ""
+    depends = f" It depends on the argument {argument}." if argument else ""
+    return f"{asks}{inside}, and that has no value yet.{depends}"
+
+
+def _why(failure: Failure, statement: str) -> str:
+    _, transform, _ = tracing(failure)
+    return _WHY.format(transform=f" for {transform}" if transform else "", statement=statement)
+
+
+def _facts(failure: Failure, condition: str | None) -> dict[str, str | None]:
+    function, transform, argument = tracing(failure)
+    return {"function": function, "transformation": transform, "argument": argument, "condition": condition}
+
+
+def array_condition(source: str) -> str:
+    """A Python condition as one on arrays: `a and not b` gives `(a) & ~(b)`, `0 < x < 1` gives two."""
+
+    def convert(node: ast.expr) -> str:
+        text = ast.unparse(node)
+        if isinstance(node, ast.BoolOp):
+            sign = " & " if isinstance(node.op, ast.And) else " | "
+            return sign.join(f"({convert(value)})" for value in node.values)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return f"~({convert(node.operand)})"
+        if isinstance(node, ast.Compare):
+            if len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
+                inside = f"jnp.isin({ast.unparse(node.left)}, jnp.array({ast.unparse(node.comparators[0])}))"
+                return inside if isinstance(node.ops[0], ast.In) else f"~{inside}"
+            if len(node.ops) > 1:
+                terms = [node.left, *node.comparators]
+                pairs = [
+                    ast.unparse(ast.Compare(left, [op], [right])) for left, op, right in zip(terms, node.ops, terms[1:])
+                ]
+                return " & ".join(f"({pair})" for pair in pairs)
+        return text
+
+    try:
+        return convert(ast.parse(source.strip(), mode="eval").body)
+    except SyntaxError:
+        return source
+
+
+def _if_fixes(failure: Failure, condition: str) -> list[Fix]:
+    test = array_condition(condition)
+    yes, no = "value_if_true", "value_if_false"
+    statement = failure.user.statement if failure.user is not None else None
+    tree, source = parse_fragment(statement) if statement else (None, "")
+    where = f"jnp.where({test}, {yes}, {no})"
+    if tree is not None:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.IfExp) and ast.get_source_segment(source, node.test) == condition:
+                yes, no = ast.unparse(node.body), ast.unparse(node.orelse)
+                old = ast.get_source_segment(source, node) or ""
+                new = f"jnp.where({test}, {yes}, {no})"
+                where = failure.rewrite(f"({old})", new) or failure.rewrite(old, new) or new
+                break
+            if isinstance(node, ast.If) and ast.get_source_segment(source, node.test) == condition:
+                values = _assigned(node)
+                if values is not None:
+                    target, yes, no = values
+                    where = f"{target} = jnp.where({test}, {yes}, {no})"
+                break
+    fixes = [
+        Fix("Compute both values and choose, element by element", where),
+        Fix("Or run one of two functions", f"jax.lax.cond({test}, lambda: {yes}, lambda: {no})"),
+    ]
+    static = static_fix(failure)
+    return [*fixes, *([static] if static is not None else [])]
+
+
+def _assigned(node: ast.If) -> tuple[str, str, str] | None:
+    """(target, value if true, value if false) of an `if` that sets one name."""
+    if len(node.body) != 1 or len(node.orelse) > 1:
+        return None
+    first = node.body[0]
+    if not isinstance(first, ast.Assign) or len(first.targets) != 1:
+        return None
+    target = ast.unparse(first.targets[0])
+    if not node.orelse:
+        return target, ast.unparse(first.value), target
+    second = node.orelse[0]
+    if isinstance(second, ast.Assign) and ast.unparse(second.targets[0]) == target:
+        return target, ast.unparse(first.value), ast.unparse(second.value)
+    return None
 
 
 @rule("JPX0501", "if-on-a-traced-value", types=("TracerBoolConversionError",))
 def if_on_a_traced_value(failure: Failure) -> Finding | None:
-    function, transform, argument = tracing(failure)
-    statement = _statement(failure)
-    segment = failure.user.segment if failure.user is not None else None
-    condition = segment or "condition"
-    word = "if" if isinstance(statement, ast.If) else "conditional expression (a if c else b)"
-    source = (failure.user.source or "") if failure.user is not None else ""
-    if not (isinstance(statement, ast.If) or re.search(r"\bif\b", source)):
+    kind, condition = _construct(failure)
+    if kind != "if":
         return None
-    value = f"`{condition}`" if segment else "a condition"
-    depends = f", which depends on the argument {argument}" if argument else ""
-    inside = f" in {function}" if function else ""
+    shown = condition or "the condition"
+    return Finding(
+        what=_what(failure, f"Python's if asks whether `{shown}` is true"),
+        why=_why(failure, "if"),
+        fixes=_if_fixes(failure, condition or "condition"),
+        facts=_facts(failure, condition),
+    )
+
+
+@rule("JPX0502", "while-on-a-traced-value", types=("TracerBoolConversionError",))
+def while_on_a_traced_value(failure: Failure) -> Finding | None:
+    kind, condition = _construct(failure)
+    if kind != "while":
+        return None
+    names = sorted(
+        set(re.findall(r"(?<![\w.])[A-Za-z_]\w*(?!\w*\()", condition or "")) - {"jnp", "jax", "and", "or", "not"}
+    )
+    carried = f"({', '.join(names)},)" if names else "state"
+    test = array_condition(condition or "condition")
     fixes = [
         Fix(
-            "Compute both values and choose, element by element",
-            f"jnp.where({condition}, value_if_true, value_if_false)",
-        ),
-        Fix(
-            "Run one of two functions",
-            f"jax.lax.cond({condition}, lambda: value_if_true, lambda: value_if_false)",
-        ),
-    ]
-    if argument and transform == "jit" and re.fullmatch(r"\w+", argument):
-        fixes.append(
-            Fix(
-                f"Make {argument} a compile-time constant (compiles anew for each value)",
-                f"{function} = jax.jit({function}, static_argnames={argument!r})",
-            )
+            "Loop with lax.while_loop: the state goes in and comes out of the body",
+            f"def keep_going(state):\n    {carried.strip('()') if names else 'state'} = state\n    return {test}\n\n"
+            "def body(state):\n    ...        # one step\n    return state\n\n"
+            f"state = jax.lax.while_loop(keep_going, body, {carried})",
         )
+    ]
+    static = static_fix(failure)
     return Finding(
-        what=f"Python's {word} asks whether {value} is true{inside}{depends}, but it has no value yet.",
-        why=_WHY.format(transform=transform or "a transformation", statement=word.split(" (")[0]),
-        fixes=fixes,
-        facts={"function": function, "transformation": transform, "argument": argument, "condition": segment},
-        guess=failure.user is None,
+        what=_what(failure, f"Python's while asks whether `{condition or 'the condition'}` is true"),
+        why=_why(failure, "while"),
+        fixes=[*fixes, *([static] if static is not None else [])],
+        facts=_facts(failure, condition),
+    )
+
+
+@rule("JPX0503", "and-or-not-on-traced-values", types=("TracerBoolConversionError",))
+def and_or_not_on_traced_values(failure: Failure) -> Finding | None:
+    kind, condition = _construct(failure)
+    words = {"and": "and", "or": "or", "not": "not", "in": "in", "chain": "chained comparison"}
+    if kind not in words or kind is None:
+        return None
+    word = words[kind]
+    code = None
+    new = array_condition(condition) if condition is not None else "(a) & (b)"
+    if condition is not None:
+        code = failure.rewrite(condition, new)
+    return Finding(
+        what=_what(failure, f"Python's {word} asks whether a part of `{condition or 'a condition'}` is true"),
+        why=_why(failure, word) + " The operators & | ~ work on arrays, element by element.",
+        fixes=[Fix("Use & for and, | for or, ~ for not, each side in brackets (jnp.isin for in)", code or new)],
+        facts=_facts(failure, condition),
+    )
+
+
+@rule("JPX0509", "truth-of-a-traced-value", types=("TracerBoolConversionError",), priority=-10)
+def truth_of_a_traced_value(failure: Failure) -> Finding | None:
+    """What holds for every such error, where the line is unknown or asks in another way."""
+    match = failure.search(r"traced array with shape (\w+\[[^\]]*\])")
+    shape = f" ({match.group(1)})" if match is not None else ""
+    library = next((f.package for f in failure.inner_frames if f.package not in ("jax", "own", "stdlib")), None)
+    who = f"The library {library}" if library is not None else "Python (an if, while, and, or, not, assert, max, min)"
+    static = static_fix(failure)
+    return Finding(
+        what=_what(failure, f"{who} asks whether a traced value{shape} is true"),
+        why=_why(failure, "question for true or false"),
+        fixes=[
+            Fix("Choose between two values, element by element", "jnp.where(condition, value_if_true, value_if_false)"),
+            Fix("Or run one of two functions", "jax.lax.cond(condition, if_true, if_false, x)"),
+            *([static] if static is not None else []),
+        ],
+        facts=_facts(failure, None),
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..context import Call, Failure
+from ..context import Call, Failure, Variable
 from ..explanation import Fix
 from ..registry import Finding, rule
-from ..wording import listed, parmap_fix
+from ..wording import counted, listed, parmap_fix
 
 _LENGTHS_WHY = (
     "{name} maps axis 0 of every argument unless in_axes says otherwise; the mapped axes must be equally long. "
@@ -126,38 +126,103 @@ def _shared(failure: Failure, name: str, odd: _Axis) -> str | None:
     return failure.rewrite(inner.source, with_in_axes(inner, axes))
 
 
-@rule(
-    "JPX0402",
-    "vmap-of-a-list",
-    types=("ValueError",),
-    clues=("was requested to map its argument",),
-    priority=10,
+_SCALAR_CLUES = (
+    "was requested to map its argument",
+    "requires at least one argument with a mapped axis",
+    "only valid for values of rank at least",
 )
-def vmap_of_a_list(failure: Failure) -> Finding | None:
-    if not failure.search(r"\bvmap was requested to map its argument along axis .* is only 0 \(its shape is \(\)\)"):
-        return None
+
+
+def _scalar_mapped(failure: Failure) -> tuple[str, int, int] | None:
+    """("vmap", axis, rank of the argument) if an argument has no such axis to map."""
+    match = failure.search(
+        r"\b(vmap|pmap) was requested to map its argument along axis (-?\d+), which implies that its rank should "
+        r"be at least \d+, but is only (\d+)"
+    )
+    if match is not None:
+        return match.group(1), int(match.group(2)), int(match.group(3))
+    if failure.search(r"\bpmap requires at least one argument with a mapped axis"):
+        return "pmap", 0, 0
+    if "_internal_pmap_axis_name" in failure.text or "<axis 0x" in failure.text:
+        match = failure.search(r"valid for values of rank at least (\d+), but was applied to a value of rank (\d+)")
+        if match is not None:
+            return "pmap", int(match.group(1)) - 1, int(match.group(2))
+    return None
+
+
+@rule("JPX0402", "map-over-a-list-of-numbers", types=("ValueError",), clues=_SCALAR_CLUES, priority=10)
+def map_over_a_list_of_numbers(failure: Failure) -> Finding | None:
+    mapped = _scalar_mapped(failure)
     call = failure.outer_call
-    if call is None:
+    if mapped is None or mapped[2] != 0 or call is None:
         return None
+    name = mapped[0]
     for position, argument in enumerate(call.args):
         variable = failure.variable(argument)
         length, element = (variable.length, variable.element) if variable is not None else _literal(argument)
         if length is None or element not in ("int", "float", "complex", "bool"):
             continue
         new = f"jnp.array({argument})"
-        fixes = [Fix("Make an array of the list", failure.rewrite(f"({argument}", f"({new}") or f"x = {new}")]
-        calls = failure.applied("vmap")
+        inputs = ", ".join(new if n == position else a for n, a in enumerate(call.args))
+        code = failure.rewrite(call.source, f"{call.function}({inputs})") or f"inputs = {new}"
+        fixes = [Fix("Make an array of the list", code)]
+        calls = failure.applied(name)
         if calls is not None and calls[1].args and len(call.args) == 1:
             fixes.append(parmap_fix(failure, calls[1].args[0], argument, "Map the list as Pool.map does"))
         return Finding(
-            what=f"vmap got a list of {length} numbers ({argument}), and takes each number for an argument "
-            "of its own that has no axis to map.",
-            why="For JAX a list is a container of separate arrays (a pytree), not one array: vmap looks for "
+            what=f"{name} got a list of {counted(length, 'number')} ({argument}), and takes each number for an "
+            "argument of its own that has no axis to map.",
+            why=f"For JAX a list is a container of separate arrays (a pytree), not one array: {name} looks for "
             "axis 0 inside each element. An array has an axis to map.",
             fixes=fixes,
             facts={"argument": argument, "position": position, "length": length},
         )
     return None
+
+
+@rule("JPX0403", "mapped-argument-without-that-axis", types=("ValueError",), clues=_SCALAR_CLUES)
+def mapped_argument_without_that_axis(failure: Failure) -> Finding | None:
+    mapped = _scalar_mapped(failure)
+    if mapped is None:
+        return None
+    name, axis, rank = mapped
+    calls = failure.applied(name)
+    call = calls[0] if calls is not None else failure.outer_call
+    argument = position = None
+    for index, source in enumerate(call.args if call is not None else ()):
+        variable = failure.variable(source) or failure.variable(f"args[{index}]")
+        number = re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?|True|False", source)
+        if number or (variable is not None and _rank(variable) == rank):
+            argument, position = source, index
+            break
+    code = None
+    if calls is not None and position is not None and calls[1].args and len(calls[0].args) > 1:
+        axes = re.findall(r"None|-?\d+", calls[1].keywords.get("in_axes", "0"))
+        axes = axes * len(calls[0].args) if len(axes) == 1 else axes
+        if len(axes) == len(calls[0].args):
+            axes[position] = "None"
+            code = failure.rewrite(calls[1].source, with_in_axes(calls[1], axes))
+    is_what = "is a single number" if rank == 0 else f"has {counted(rank, 'axis')}"
+    shown = argument if argument is not None else "one of its arguments"
+    return Finding(
+        what=f"{name} is to map {shown} along axis {axis}, but that {is_what}.",
+        why=f"{name} maps axis 0 of every argument unless in_axes says otherwise. An argument that is the same for all "
+        "items gets None in in_axes.",
+        fixes=[
+            Fix(
+                f"Share {argument or 'it'} among all items instead of mapping it",
+                code or f"jax.{name}(function, in_axes=(0, None))(inputs, shared)",
+            ),
+            Fix("Or give each item a value of its own", f"jnp.full(number_of_items, {argument or 'value'})"),
+        ],
+        facts={"argument": argument, "axis": axis, "rank": rank},
+    )
+
+
+def _rank(variable: Variable) -> int | None:
+    if variable.shape is not None:
+        return len(variable.shape)
+    return 0 if variable.type in ("int", "float", "complex", "bool") else None
 
 
 def _literal(source: str) -> tuple[int | None, str | None]:

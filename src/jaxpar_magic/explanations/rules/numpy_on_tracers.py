@@ -1,0 +1,168 @@
+"""numpy, scipy and other libraries called on a value that JAX traces."""
+
+from __future__ import annotations
+
+import re
+
+from ..context import Call, Failure
+from ..explanation import Fix
+from ..registry import Finding, rule
+from .tracers import tracing
+
+_WHY = (
+    "While JAX traces a function{transform}, its values are stand-ins (tracers) that have a shape and a dtype but no "
+    "numbers yet. {who} computes with numbers at once, so it cannot take them."
+)
+
+_SPELLED_OTHERWISE = {"concat": "concatenate", "product": "prod", "in1d": "isin", "asscalar": "asarray"}
+
+
+def _traced(failure: Failure) -> str:
+    match = failure.search(r"traced array with shape (\w+\[[^\]]*\])")
+    return match.group(1) if match is not None else "traced value"
+
+
+def _depends(failure: Failure) -> str:
+    function, _, argument = tracing(failure)
+    inside = f" in {function}" if function is not None and function.isidentifier() else ""
+    return inside + (f" (it depends on the argument {argument})" if argument else "")
+
+
+def _why(failure: Failure, who: str) -> str:
+    _, transform, _ = tracing(failure)
+    return _WHY.format(transform=f" for {transform}" if transform else "", who=who)
+
+
+def _numpy_call(failure: Failure) -> Call | None:
+    """The user's call of a numpy function, by the name that the user gave to numpy."""
+    for frame in failure.user_frames[:1]:
+        for call in frame.calls:
+            root = call.function.split(".", 1)[0]
+            variable = failure.variable(root)
+            module = variable is not None and variable.type == "module" and variable.value == "numpy"
+            known = variable is None and root in ("np", "numpy", "onp")
+            if (module or known) and re.fullmatch(r"[\w.]+", call.function):
+                return call
+    return None
+
+
+def _library(failure: Failure) -> str | None:
+    """The library beneath the user's line that asked for numbers."""
+    packages = [f.package for f in failure.inner_frames if f.package not in ("jax", "own", "stdlib", "numpy")]
+    return packages[0] if packages else None
+
+
+def _callback_fix(call: str, argument: str) -> Fix:
+    return Fix(
+        "Or run it outside JAX from within, with the result's shape declared",
+        f"result = jax.pure_callback(lambda v: {call}, jax.ShapeDtypeStruct((), jnp.float32), {argument})",
+    )
+
+
+@rule(
+    "JPX0512", "library-on-a-traced-value", types=("TracerArrayConversionError", "ConcretizationTypeError"), priority=5
+)
+def library_on_a_traced_value(failure: Failure) -> Finding | None:
+    if not failure.search(r"__array__\(\) was called|__float__|concrete value"):
+        return None
+    library = _library(failure)
+    if library is None:
+        return None
+    call = failure.outer_call
+    function = call.function if call is not None else f"a function of {library}"
+    _, transform, _ = tracing(failure)
+    name = tracing(failure)[0] or "function"
+    outside = f"outside {transform}" if transform else "outside the transformation"
+    fixes = [
+        _jax_scipy_fix(failure, function) if library == "scipy" else None,
+        Fix(
+            f"Call it {outside}, on numbers: the plain function in worker processes",
+            f"from jaxpar_magic import parmap\nresult = parmap({name}, inputs, strategy='process')",
+        ),
+        _callback_fix(f"{function}(v)", "x"),
+    ]
+    return Finding(
+        what=f"{function} of {library} got a traced value ({_traced(failure)}){_depends(failure)}; it needs numbers.",
+        why=_why(failure, library),
+        fixes=[fix for fix in fixes if fix is not None],
+        facts={"library": library, "function": function, "type": _traced(failure)},
+    )
+
+
+def _jax_scipy_fix(failure: Failure, function: str) -> Fix | None:
+    """jax.scipy's counterpart, for the parts of scipy where it has the same names."""
+    last = function.rsplit(".", 1)[-1]
+    if last == "minimize":
+        return Fix(
+            "Use JAX's own minimizer (smooth functions)",
+            "import jax.scipy.optimize\n"
+            "result = jax.scipy.optimize.minimize(function, x0, method='BFGS')        # x0: an array with one axis",
+        )
+    paths = [f.file.replace("\\", "/") for f in failure.inner_frames if f.package == "scipy"]
+    part = re.search(r"scipy/(special|linalg|stats|signal)/", paths[0]) if paths else None
+    if part is None:
+        return None
+    new = f"jax.scipy.{part.group(1)}.{last}"
+    code = failure.rewrite(f"{function}(", f"{new}(") or f"{new}(x)"
+    return Fix("Use JAX's own counterpart, if it has this one", f"import jax.scipy.{part.group(1)}\n{code}")
+
+
+@rule("JPX0513", "numpy-array-indexed-by-a-traced-value", types=("TracerArrayConversionError",), priority=5)
+def numpy_array_indexed(failure: Failure) -> Finding | None:
+    segment = failure.user.segment if failure.user is not None else None
+    source = failure.user.source if failure.user is not None else None
+    match = re.fullmatch(r"([A-Za-z_][\w.]*)\[(.+)\]", segment or "", re.S)
+    if match is None or not source:
+        return None
+    table = match.group(1)
+    variable = failure.variable(table)
+    if variable is not None and variable.type != "ndarray":
+        return None
+    what_is = f" ({variable})" if variable is not None else ""
+    return Finding(
+        what=f"The numpy array {table}{what_is} is indexed with a traced value, `{match.group(2)}`{_depends(failure)}.",
+        why=_why(failure, "numpy")[:-1] + "; an array of JAX can be indexed with them.",
+        fixes=[
+            Fix(
+                "Make it an array of JAX",
+                failure.rewrite(segment or "", f"jnp.asarray({table})[{match.group(2)}]")
+                or f"{table} = jnp.asarray({table})",
+            )
+        ],
+        facts={"array": table, "index": match.group(2)},
+    )
+
+
+@rule("JPX0511", "numpy-on-a-traced-value", types=("TracerArrayConversionError",))
+def numpy_on_a_traced_value(failure: Failure) -> Finding | None:
+    if not failure.search(r"__array__\(\) was called on|numpy\.ndarray conversion method"):
+        return None
+    call = _numpy_call(failure)
+    if call is None:
+        return Finding(
+            what=f"numpy, or a library that uses it, was given a traced value ({_traced(failure)}){_depends(failure)}.",
+            why=_why(failure, "numpy"),
+            fixes=[
+                Fix("Use the function of jax.numpy", "import jax.numpy as jnp        # jnp.sin(x), not np.sin(x)"),
+                _callback_fix("function(v)", "x"),
+            ],
+            facts={"type": _traced(failure)},
+        )
+    dotted = call.function.split(".", 1)[1] if "." in call.function else call.function
+    dotted = _SPELLED_OTHERWISE.get(dotted, dotted)
+    new = f"jnp.{dotted}"
+    fixes = [
+        Fix(
+            f"Use {new}, which works on traced values",
+            failure.rewrite(call.function + "(", new + "(") or f"{new}(x)",
+        )
+    ]
+    if call.args:
+        name = call.args[0] if call.args[0].isidentifier() else "x"
+        fixes.append(_callback_fix(f"{call.function}(v)", name))
+    return Finding(
+        what=f"{call.function} of numpy was given a traced value ({_traced(failure)}){_depends(failure)}.",
+        why=_why(failure, "numpy"),
+        fixes=fixes,
+        facts={"function": call.function, "type": _traced(failure)},
+    )
