@@ -1,0 +1,155 @@
+"""Tracers that outlive the function that JAX traced."""
+
+from __future__ import annotations
+
+import linecache
+import re
+
+from ..context import Failure
+from ..explanation import Fix
+from ..registry import Finding, rule
+
+_WHY = (
+    "JAX runs the Python function once, with stand-ins (tracers) for the values, and then only the compiled program. "
+    "A tracer that is stored outside (in a list, a global, an attribute, a cache) means nothing after that."
+)
+
+
+@rule("JPX0601", "leaked-tracer", types=("UnexpectedTracerError",))
+def leaked_tracer(failure: Failure) -> Finding | None:
+    kind = failure.search(r"intermediate value with (?:type|shape) (\S+)")
+    traced = failure.search(r"The function being traced when the value leaked was (\S+)(?: at \S+)? traced for (\w+)")
+    made = failure.search(r"created on line (\S+?):(\d+)(?::\d+)?(?: \(([^)]+)\))?")
+    function = traced.group(1).rpartition(".")[2] if traced is not None else None
+    transform = traced.group(2) if traced is not None else None
+    line = None
+    if made is not None and failure.live:
+        line = linecache.getline(made.group(1), int(made.group(2))).strip() or None
+    use = _used(failure)
+    if kind is None and traced is None and not failure.search(r"nexpected tracer|leaked|escape"):
+        return None
+    value = f"A value ({kind.group(1)})" if kind is not None else "A value"
+    while_ = f" while {transform} traced {function}" if function else " while JAX traced a function"
+    at = f", in the line `{line}`," if line and len(line) < 100 else f" (line {made.group(2)})," if made else ","
+    what = f"{value} that was made{while_}{at} was stored outside of that function and is used after it ended"
+    what += f": `{use}` still holds it." if use else "."
+    return Finding(
+        what=what,
+        why=_WHY,
+        fixes=_fixes(failure, function, transform, line, use),
+        facts={
+            "type": kind.group(1) if kind is not None else None,
+            "function": function,
+            "transformation": transform,
+            "line": int(made.group(2)) if made is not None else None,
+            "used": use,
+        },
+    )
+
+
+def _used(failure: Failure) -> str | None:
+    """What holds the tracer at the user's line: "log", "s.residual", "key"."""
+    user = failure.user
+    if user is None:
+        return None
+    text = user.segment or user.statement or ""
+    for variable in failure.variables.values():
+        if variable.tracer and variable.name.isidentifier() and re.search(rf"(?<![\w.]){variable.name}\b", text):
+            return variable.name
+    match = re.search(r"(?<![\w.])(?!jnp\b|jax\b|np\b|print\b)([A-Za-z_]\w*(?:\.\w+|\[[^\[\]]*\]))(?!\s*\()", text)
+    return match.group(1) if match else None
+
+
+def _fixes(
+    failure: Failure, function: str | None, transform: str | None, line: str | None, use: str | None
+) -> list[Fix]:
+    name = function if function is not None and function.isidentifier() else "f"
+    stored = re.sub(r"\[.*", "", use) if use else "value"
+    short = stored.rpartition(".")[2] or "value"
+    short = short if short.isidentifier() else "value"
+    made = re.match(r"(?:self\.)?([A-Za-z_]\w*)\s*(?:=|\+=)(?!=)", line or "")
+    inner = made.group(1) if made is not None else short
+    short = inner if use and "[" in use else short  # a list that holds it keeps its name
+    if use and use.isidentifier() and re.search(r"split|fold_in|key", line or ""):
+        return [
+            Fix(
+                f"Pass {use} in, and give the new one back",
+                f"def {name}({use}):\n    {use}, sub = jax.random.split({use})\n    ...  # as before\n    return "
+                f"result, {use}\n\n"
+                f"result, {use} = jax.jit({name})({use})",
+            ),
+            Fix(f"Before that, make {use} anew: what it holds now cannot be used", f"{use} = jax.random.key(0)"),
+        ]
+    fixes = []
+    if transform in ("scan", "fori_loop", "while_loop", "map", "cond"):
+        fixes.append(
+            Fix(
+                "Let the loop collect the value: scan stacks what its body returns second",
+                f"def {name}(carry, x):\n    ...  # as before\n    return carry, {inner}\n\ncarry, {short}s = "
+                f"jax.lax.scan({name}, init, xs)",
+            )
+        )
+    elif transform in ("grad", "value_and_grad", "jvp", "vjp"):
+        fixes.append(
+            Fix(
+                "Return the value as well, as auxiliary output",
+                f"def {name}(x):\n    ...  # as before\n    return loss, {inner}\n\n"
+                f"(loss, {short}), gradient = jax.value_and_grad({name}, has_aux=True)(x)",
+            )
+        )
+    else:
+        fixes.append(
+            Fix(
+                "Return the value from the function, and store it outside",
+                f"def {name}(x):\n    ...  # as before, without storing {inner}\n    return result, {inner}\n\n"
+                f"result, {short} = jax.jit({name})(x)",
+            )
+        )
+    if "cache" in (line or ""):
+        fixes.append(Fix("Do not cache functions of traced values", f"{name} = {name}.__wrapped__"))
+    fixes.append(
+        Fix(
+            "To look at values while the compiled function runs",
+            f'jax.debug.print("{inner} = {{}}", {inner})  # inside {name}',
+        )
+    )
+    return fixes
+
+
+@rule("JPX0602", "leak-checker-found-a-tracer", clues=("Leaked trace", "Leaked level", "Leaked sublevel"))
+def leak_checker_found_a_tracer(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"^Leaked (?:trace|level|sublevel) .*?Leaked tracer\(s\):\s*(?:\w+\(|Traced<)?([^\n]*)", re.S
+    )
+    if match is None:
+        return None
+    kind = re.search(r"~?([a-z]+\d*\[[\d,]*\])", match.group(1))
+    function = failure.search(r"while tracing the function (\S+) at (\S+?):(\d+) for (\w+)")
+    holders = [m.group(1) for m in failure.findall(r"is referred to by (?:__main__\.)?([A-Za-z_][\w.]*)(?=\s|$)")]
+    holders = [h for h in holders if h not in ("the", "a", "an")]
+    local = failure.search(r"is referred to by the (?:local|global) variable '(\w+)'")
+    holder = holders[0] if holders else local.group(1) if local is not None else None
+    closure = failure.search(r"is referred to by (?:the )?closed-over variable '?(\w+)'?")
+    holder = holder or (closure.group(1) if closure is not None else None)
+    name = function.group(1) if function is not None else None
+    value = f"a value of type {kind.group(1)}" if kind is not None else "a value"
+    inside = f" inside {name}" if name else ""
+    kept = f", and `{holder}` still holds it" if holder else ", and something outside still holds it"
+    shown = name if name and name.isidentifier() else "f"
+    return Finding(
+        what=f"The leak checker found {value} that was made{inside} while JAX traced it{kept} after the function "
+        "ended.",
+        why=_WHY + " jax.checking_leaks and jax_check_tracer_leaks look for that.",
+        fixes=[
+            Fix(
+                "Return the value from the function instead of storing it",
+                f"def {shown}(x):\n    ...  # as before\n    return result, value\n\n"
+                f"result, {holder if holder and holder.isidentifier() else 'value'} = jax.jit({shown})(x)",
+            ),
+            Fix(
+                "If the value is only kept by a debugger or a stored traceback, switch the check off",
+                'jax.config.update("jax_check_tracer_leaks", False)',
+            ),
+        ],
+        facts={"type": kind.group(1) if kind is not None else None, "function": name, "holder": holder},
+    )
