@@ -359,13 +359,14 @@ class Failure:
         return tuple(_calls(self.definitions.get(name)))
 
     def applied(self, name: str) -> tuple[Call, Call] | None:
-        """A transformed function and its call, `pmap(f, …)(x)` or `g = pmap(f, …)` … `g(x)`: the outer call
-        (with the inputs) and the inner one (with the function)."""
+        """A transformed function and its call, `pmap(f, …)(x)`, `jit(pmap(f))(x)`, or `g = pmap(f, …)` … `g(x)`:
+        the outer call (with the inputs) and the inner one (with the function)."""
         for frame in self.user_frames:
             for outer in frame.calls:
                 defining = self.defining_calls(outer.function)
                 for inner in defining or frame.calls:
-                    if inner.name == name and (defining or outer.function == inner.source):
+                    within = outer.function == inner.source or outer.function.endswith(f"({inner.source})")
+                    if inner.name == name and (defining or within):
                         return outer, inner
         return None
 
