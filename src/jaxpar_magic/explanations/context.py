@@ -424,9 +424,9 @@ def _from_exception(exception: BaseException, name_file: Any, depth: int) -> Fai
     frames, variables = _guarded(lambda: _traceback(exception, name_file), ((), {}))
     definitions = _guarded(lambda: _definitions(exception, frames), {})
     remote = _remote_traceback(exception)
-    if remote is not None:
-        frames, variables = _guarded(lambda: Failure.from_text(remote).frames, frames), {}
-        definitions = {}
+    worker = _guarded(lambda: Failure.from_text(remote).frames, ()) if remote is not None else ()
+    if any(frame.package == "user" for frame in worker):  # else it failed on the way to the worker
+        frames, variables, definitions = worker, {}, {}
     cause = exception.__cause__
     inner = None
     if cause is not None and cause is not exception and remote is None and depth < 5:

@@ -191,7 +191,9 @@ def mapped_argument_without_that_axis(failure: Failure) -> Finding | None:
     argument = position = None
     for index, source in enumerate(call.args if call is not None else ()):
         variable = failure.variable(source) or failure.variable(f"args[{index}]")
-        number = re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?|True|False", source)
+        if re.match(r"[rbf]?['\"]", source) or (variable is not None and variable.type == "str"):
+            return None  # a string is no input at all
+        number = re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?|True|False|\w+\.(?:float|int)\d*\([^,()]*\)", source)
         if number or (variable is not None and _rank(variable) == rank):
             argument, position = source, index
             break
