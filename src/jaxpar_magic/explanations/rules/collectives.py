@@ -455,8 +455,8 @@ def axis_does_not_match_devices(failure: Failure) -> Finding | None:
         r"\((\d+)\)"
     )
     equal = failure.search(
-        r"all_to_all requires the size of the mapped axis axis_name to equal x\.shape\[split_axis\], but they are (\d+) "
-        r"and (\d+)"
+        r"all_to_all requires the size of the mapped axis axis_name to equal x\.shape\[split_axis\], but they are (\d+)"
+        r" and (\d+)"
     )
     scatter = failure.search(
         r"(tiled )?(?:reduce_scatter|psum_scatter) operand scatter dimension size (\d+) must (?:be divisible by|match) "
