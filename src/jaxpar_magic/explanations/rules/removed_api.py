@@ -102,6 +102,8 @@ def _replacement(failure: Failure, module: str, name: str, use: str, code: str |
         return source.replace(written.group(0), written.group(1) + attribute, 1)
     root = use.partition(".")[0]
     first = "" if written.group(1).startswith(f"{root}.") else f"import {root}\n"
+    if re.match(r"jax\.(extend|experimental|example_libraries)\.", use):
+        first = f"import {home}\n"  # `import jax` does not load these
     return first + source.replace(written.group(0), use, 1)
 
 
@@ -126,17 +128,18 @@ def removed_from_jax(failure: Failure) -> Finding | None:
     if place is None:
         return None
     module, name = place
+    full = f"{module}.{name}"
+    asked = next((n for n, _ in _imports(failure) if removed(full, n)), None)
     entry = removed(module, name)
-    if entry is None and module.count("."):
+    parent, _, own = module.rpartition(".")
+    if asked is not None:
         # from jax.experimental.maps import xmap: the name tells more than the module
-        parent, _, own = module.rpartition(".")
-        entry = removed(parent, own)
-        if entry is not None:
-            module, name = parent, own
-    inner = next((removed(f"{module}.{name}", n) for n, _ in _imports(failure) if removed(f"{module}.{name}", n)), None)
-    if entry is not None and inner is not None:
-        imported = next(n for n, _ in _imports(failure) if removed(f"{module}.{name}", n))
-        entry, module, name = inner, f"{module}.{name}", imported
+        module, name, entry = full, asked, removed(full, asked)
+    elif entry is None and removed(full, name):
+        # jax.config was a module that held an object of the same name
+        entry = removed(full, name)
+    elif entry is None and removed(parent, own):
+        module, name, entry = parent, own, removed(parent, own)
     if entry is None:
         return _says_itself(failure, module, name)
     version, use, code = entry
@@ -230,8 +233,8 @@ def not_in_jax(failure: Failure) -> Finding | None:
         for candidate in close[:2]:
             frame = failure.user
             source = frame.statement or frame.source or "" if frame is not None else ""
-            new = re.sub(rf"\b{name}\b", candidate, source, count=1) if re.search(rf"\b{name}\b", source) else None
-            fixes.append(Fix(f"If you mean {candidate}", new or f"{module}.{candidate}"))
+            changed = re.sub(rf"\b{name}\b", candidate, source, count=1)
+            fixes.append(Fix(f"If you mean {candidate}", changed if changed != source else f"{module}.{candidate}"))
     else:
         return None
     library = _library(failure)
@@ -406,9 +409,7 @@ def removed_array_method(failure: Failure) -> Finding | None:
         "requires_grad": "jax.grad(loss)(params)",
         "unsqueeze": "jax.numpy.expand_dims({x}, 0)",
         "view": "{x}.reshape(-1)",
-        "size_": "{x}.shape",
         "permute": "{x}.transpose(1, 0)",
-        "append": "jax.numpy.append({x}, value)",
         "device": "{x}.device",
         "type": "{x}.astype('float32')",
         "float": "{x}.astype('float32')",
@@ -416,12 +417,6 @@ def removed_array_method(failure: Failure) -> Finding | None:
         "dim": "{x}.ndim",
         "contiguous": "{x}",
         "clone": "{x}.copy()",
-        "fill": "{x}.at[:].set(0)",
-        "sort_": "jax.numpy.sort({x})",
-        "put": "{x}.at[0].set(1)",
-        "resize": "jax.numpy.resize({x}, (2, 3))",
-        "tofile": "numpy.asarray({x}).tofile('x.bin')",
-        "dump": "jax.numpy.save('x.npy', {x})",
     }
     entry = removed("jax.Array", name)
     if entry is None and name not in torch:
