@@ -399,7 +399,7 @@ class Failure:
         frame = self.user
         if frame is None:
             return None
-        function = None if frame.function in ("<module>", "") else frame.function
+        function = None if re.match(r"<module>|<cell line|$", frame.function) else frame.function
         return Where(frame.file, frame.line, function, frame.source)
 
     @property
@@ -418,7 +418,7 @@ class Failure:
 
 def _from_exception(exception: BaseException, name_file: Any, depth: int) -> Failure:
     kind = type(exception)
-    notes = tuple(str(note) for note in getattr(exception, "__notes__", ()) or ())
+    notes = _guarded(lambda: tuple(map(str, getattr(exception, "__notes__", ()))), ())
     own_notes = tuple(note for note in notes if not _is_jax_note(note))
     message = _guarded(lambda: str(exception), "")
     frames, variables = _guarded(lambda: _traceback(exception, name_file), ((), {}))
@@ -587,7 +587,7 @@ def _place(file: str) -> str:
     if cell:
         return f"cell In[{cell.group(1)}]"
     if re.search(_CELL_FILE, file):
-        return "this cell"
+        return "a notebook cell"
     return file
 
 
@@ -801,13 +801,22 @@ def _uses_jax(value: Any, depth: int = 0) -> bool:
         return any(_uses_jax(v, depth + 1) for v in (*inside, *named) if v is not value)
     if kind.__name__ == "partial":
         return _uses_jax(value.func, depth + 1)
-    held = value.__dict__ if hasattr(value, "__dict__") and type(value.__dict__) is dict else {}
-    return not isinstance(value, type) and any(_uses_jax(v, depth + 2) for v in list(held.values())[:50])
+    held = _own_dict(value)
+    return not issubclass(kind, type) and any(_uses_jax(v, depth + 2) for v in list(held.values())[:50])
+
+
+def _own_dict(value: Any) -> dict[str, Any]:
+    """The object's attributes, past any `__getattr__` of the user's."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held if type(held) is dict else {}
 
 
 def _function_name(value: Any) -> str | None:
     # only real functions and jax's wrappers: `__name__` of anything else may be computed by the user
-    name = value.__dict__.get("__name__") if hasattr(value, "__dict__") else None
+    name = _own_dict(value).get("__name__")
     if name is None and type(value).__name__ in ("function", "builtin_function_or_method", "method", "type"):
         name = value.__name__
     if name is None and type(value).__module__.split(".", 1)[0] in ("jax", "jaxlib"):

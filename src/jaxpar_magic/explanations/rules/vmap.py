@@ -116,6 +116,8 @@ def _shared(failure: Failure, name: str, odd: _Axis) -> str | None:
         shape = variable.shape if variable is not None else None
         if shape is not None and odd.axis < len(shape) and shape[odd.axis] == odd.size:
             positions.append(position)
+    if not positions:  # a pasted traceback: the parameter may have the name of what was passed for it
+        positions = [n for n, argument in enumerate(outer.args) if argument == odd.argument]
     if len(positions) != 1 or len(outer.args) < 2:
         return None
     axes = re.findall(r"\d+", given or "") or ["0"]
