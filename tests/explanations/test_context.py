@@ -337,3 +337,17 @@ def test_facts_are_read_without_starting_jax():
 @pytest.mark.parametrize("module", [context, text, wording])
 def test_examples_in_docstrings(module):
     assert not doctest.testmod(module).failed
+
+
+def test_read_only_views_of_jax_arrays_are_known():
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    for view in (np.asarray(x), jax.device_get(x), np.asarray(x)[0], np.asarray(x).T):
+        assert context.describe("a", view).uses_jax
+    locked = np.ones(3)
+    locked.flags.writeable = False
+    for other in (np.array(x), locked, np.broadcast_to(np.ones(1), (3,)), np.frombuffer(b"abcd", "u1"), np.ones(3)):
+        assert not context.describe("a", other).uses_jax

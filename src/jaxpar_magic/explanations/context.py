@@ -66,7 +66,7 @@ class Variable:
     devices: on how many devices a concrete jax array lies, else None.
     stale: whether it belongs to devices that are no longer there (the device count was changed since).
     uses_jax: whether it is made by JAX (an array, a jitted function), or is a function or object that holds
-        or names something that is.
+        or names something that is; of a numpy array: whether it is a read-only view of a JAX array.
     """
 
     name: str
@@ -788,6 +788,8 @@ def _uses_jax(value: Any, depth: int = 0) -> bool:
         return True
     if kind.__name__ == "module":
         return value.__name__.split(".", 1)[0] == "jax"
+    if _top(kind) == "numpy":
+        return kind.__name__ == "ndarray" and _shows_jax_memory(value)
     if depth > 2:
         return False
     if kind.__name__ == "method":
@@ -803,6 +805,22 @@ def _uses_jax(value: Any, depth: int = 0) -> bool:
         return _uses_jax(value.func, depth + 1)
     held = _own_dict(value)
     return not issubclass(kind, type) and any(_uses_jax(v, depth + 2) for v in list(held.values())[:50])
+
+
+def _shows_jax_memory(array: Any) -> bool:
+    """Whether a numpy array is a read-only view of a JAX array, as np.asarray and device_get give it."""
+    if array.flags.writeable:
+        return False
+    base = array.base
+    for _ in range(10):
+        if type(base) is memoryview:
+            return _top(type(base.obj)) in ("jax", "jaxlib")
+        if type(base).__name__ == "PyCapsule":
+            return _jax.imported_jax() is not None  # device_get: jaxlib keeps the memory alive by a capsule
+        if type(base).__name__ != "ndarray":
+            return False
+        base = base.base
+    return False
 
 
 def _own_dict(value: Any) -> dict[str, Any]:
