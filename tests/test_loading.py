@@ -123,7 +123,8 @@ def snapshot(shell) -> dict[str, object]:
         },
         "hidden names": set(shell.user_ns_hidden),
         "builtins": dict(vars(builtins)),
-        "warnings": (list(warnings.filters), warnings.showwarning),
+        "warning filters": list(warnings.filters),
+        "showing of warnings": warnings.showwarning,
         "sys": [
             (sys.excepthook, sys.displayhook, sys.unraisablehook, threading.excepthook),
             (sys.stdout, sys.stderr, list(sys.path), list(sys.meta_path)),
@@ -164,6 +165,7 @@ def test_unloading_leaves_the_shell_as_it_was(ready):
         "magic classes",
         "configurables",
         "attributes",
+        "showing of warnings",  # the filters stay as they are
     ]
     assert set(snapshot(ready)["attributes"]) - set(before["attributes"]) == {"_jaxpar_magic_loaded"}
     run(ready, "%unload_ext jaxpar_magic")
@@ -299,7 +301,8 @@ INTRUSIONS = {
     "custom exceptions": lambda shell: shell.set_custom_exc((KeyError,), lambda *a, **k: None),
     "attributes": lambda shell: setattr(shell, "_intruder", 1),
     "names of the user": lambda shell: shell.push({"intruder": 1}),
-    "warnings": lambda shell: warnings.simplefilter("ignore"),
+    "warning filters": lambda shell: warnings.simplefilter("ignore"),
+    "showing of warnings": lambda shell: setattr(warnings, "showwarning", print),
     "sys": lambda shell: setattr(sys, "excepthook", print),
     "environment": lambda shell: os.environ.update(INTRUDER="1"),
     "completion hooks": lambda shell: shell.set_hook("complete_command", print, str_key="%parmap"),
