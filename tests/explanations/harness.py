@@ -1,6 +1,7 @@
 """What the tests of explanations share: the corpus, the table of expected codes, snippets in processes.
 
-`python tests/explanations/harness.py CASE …` runs cases of the corpus and prints how they are explained.
+`python tests/explanations/harness.py CASE …` runs cases of the corpus and prints how they are explained;
+`python tests/explanations/harness.py --families` writes the index of families anew, after a change of rules.
 """
 
 from __future__ import annotations
@@ -99,9 +100,21 @@ def run_case(name: str) -> dict[str, Any]:
     )
 
 
-def main(names: list[str]) -> None:
-    from jaxpar_magic.explanations import explain
+def families_text() -> str:
+    """What families.json should hold."""
+    from jaxpar_magic.explanations.registry import make_index
 
+    lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in make_index().items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def main(names: list[str]) -> None:
+    from jaxpar_magic.explanations import explain, registry
+
+    if names == ["--families"]:
+        path = Path(registry.__file__).with_name("families.json")
+        path.write_text(families_text(), encoding="utf-8")
+        return
     for name in names:
         case = corpus()[name]
         print(f"== {name} ({case['kind']}), expected {expected_codes().get(name)}\n{case['root_cause']}\n")

@@ -17,12 +17,13 @@ Codes are given out by family, so that families can be written side by side:
 from __future__ import annotations
 
 import importlib
+import json
 import logging
-import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from .context import Failure
@@ -73,13 +74,17 @@ class Rule:
 
     def may_fit(self, failure: Failure) -> bool:
         """A cheap test, so that most rules are never called."""
-        if self.types and failure.types and self.types.isdisjoint(failure.types):
-            return False
-        if failure.from_jax is False and not self.anywhere:
-            return False
-        if not self.clues:
-            return bool(failure.types)  # a text that names no type has to say something
-        return any(clue in failure.text for clue in self.clues)
+        return _fits(self.types, self.clues, self.anywhere, failure)
+
+
+def _fits(types: Collection[str], clues: Sequence[str], anywhere: bool, failure: Failure) -> bool:
+    if types and failure.types and not any(name in types for name in failure.types):
+        return False
+    if failure.from_jax is False and not anywhere:
+        return False
+    if not clues:
+        return bool(failure.types)  # a text that names no type has to say something
+    return any(clue in failure.text for clue in clues)
 
 
 _RULES: list[Rule] = []
@@ -123,15 +128,65 @@ def rule(
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """All rules. Imports the families at the first call."""
-    from . import rules as families
+    """All rules, of all families."""
+    for name in _families():
+        _load(name)
+    return tuple(sorted(_RULES, key=_order))
 
-    for module in pkgutil.iter_modules(families.__path__):
-        try:
-            importlib.import_module(f"{families.__name__}.{module.name}")
-        except Exception:
-            _log.debug("rules of family %s cannot be loaded", module.name, exc_info=True)
-    return tuple(sorted(_RULES, key=lambda r: (-r.priority, r.code)))
+
+def rules_for(failure: Failure) -> list[Rule]:
+    """The rules that may explain `failure`. Imports only families that may have one.
+
+    Importing all of them would be most of the time from an error to the first card. What a family asks for
+    stands in `families.json`; a family that is not there, or has changed since, is imported in any case.
+    """
+    for name, size in _families().items():
+        known = _index().get(name, {"size": None, "rules": []})
+        maybe = any(_fits(types, clues, where, failure) for types, clues, where in known["rules"])
+        if maybe or known["size"] != size:
+            _load(name)
+    return sorted((r for r in _RULES if r.may_fit(failure)), key=_order)
+
+
+def _order(rule: Rule) -> tuple[int, str]:
+    return -rule.priority, rule.code
+
+
+@cache
+def _families() -> dict[str, int]:
+    """Names of the families and the sizes of their source files in bytes."""
+    folder = files(__package__).joinpath("rules")
+    names = [entry.name for entry in folder.iterdir() if entry.name.endswith(".py") and entry.name[0] != "_"]
+    return {name[:-3]: len(folder.joinpath(name).read_bytes()) for name in sorted(names)}
+
+
+@cache
+def _load(name: str) -> None:
+    try:
+        importlib.import_module(f"{__package__}.rules.{name}")
+    except Exception:
+        _log.debug("rules of family %s cannot be loaded", name, exc_info=True)
+
+
+@cache
+def _index() -> dict[str, Any]:
+    try:
+        index: dict[str, Any] = json.loads(files(__package__).joinpath("families.json").read_text(encoding="utf-8"))
+        return index
+    except (OSError, ValueError):
+        _log.debug("no index of families", exc_info=True)
+        return {}
+
+
+def make_index() -> dict[str, Any]:
+    """What `families.json` should hold: {family: {"size": bytes, "rules": [[types, clues, anywhere], …]}}."""
+    filters: dict[str, list[Any]] = {name: [] for name in _families()}
+    for r in rules():
+        entry = [sorted(r.types), list(r.clues), r.anywhere]
+        table = filters[r.function.__module__.rsplit(".", 1)[-1]]
+        if entry not in table:
+            table.append(entry)
+    return {name: {"size": _families()[name], "rules": sorted(filters[name], key=str)} for name in filters}
 
 
 def explain_failure(failure: Failure) -> Explanation | None:
@@ -154,9 +209,9 @@ def _chain(failure: Failure) -> Iterator[Failure]:
 
 def _explain_one(failure: Failure) -> Explanation | None:
     findings: list[tuple[Rule, Finding]] = []
-    for candidate in rules():
+    for candidate in rules_for(failure):
         try:
-            finding = candidate.function(failure) if candidate.may_fit(failure) else None
+            finding = candidate.function(failure)
         except Exception:
             _log.debug("rule %s %s failed", candidate.code, candidate.slug, exc_info=True)
             continue

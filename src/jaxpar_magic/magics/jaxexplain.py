@@ -177,6 +177,7 @@ class ErrorHook:
         self._shell = shell
         self._magics = magics
         self._warned: list[tuple[str, type[Warning], str, int]] = []
+        self._waiting: list[Any] = []  # documents of cells that a magic ran: they would go where its output goes
         self._told: set[str] = set()  # codes of warnings: each is told once in a session
         self._open = True
         self._show_before = warnings.showwarning
@@ -200,7 +201,7 @@ class ErrorHook:
         error = None
         if result is not None:
             error = result.error_before_exec or result.error_in_exec
-        if error is None and not self._warned:
+        if error is None and not self._warned and not self._waiting:
             return
         try:
             seen, self._warned = self._warned, []
@@ -210,6 +211,10 @@ class ErrorHook:
                 self._explain_warning(*warning)
             if error is not None and _is_relevant(error) and not self._is_known(error):
                 self._explain_error(error)
+            if not _inside_a_cell():
+                ready, self._waiting = self._waiting, []
+                for document in ready:
+                    display(document)
         except Exception:
             _log.debug("an error could not be explained", exc_info=True)
 
@@ -227,7 +232,8 @@ class ErrorHook:
         explanation = explain(error, name_file=cell_namer(self._shell))
         if explanation is not None:
             self._magics.last = explanation
-            display(_with_hint(explanation.describe(brief=self._magics.mode != "full"), explanation))
+            document = explanation.describe(brief=self._magics.mode != "full")
+            self._waiting.append(_with_hint(document, explanation))
 
     def _explain_warning(self, message: str, category: type[Warning], file: str, line: int) -> None:
         if not _mentions_jax(message):
@@ -241,7 +247,17 @@ class ErrorHook:
 
             self._told.add(explanation.code)
             text = f"{explanation.what} Ways out: %jaxexplain {explanation.code}"
-            display(Document([Paragraph(text, label=explanation.name)], kind="card"))
+            self._waiting.append(Document([Paragraph(text, label=explanation.name)], kind="card"))
+
+
+def _inside_a_cell() -> bool:
+    """Whether a cell is still running around the one that ended: %%capture and others run a cell in a cell."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "run_code" and frame.f_code.co_filename.endswith("interactiveshell.py"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _is_relevant(error: BaseException) -> bool:

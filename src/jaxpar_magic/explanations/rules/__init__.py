@@ -53,11 +53,15 @@
 4. **Name the corpus cases** it explains in `tests/explanations/expected_codes/FAMILY.json`:
    `{"make-mesh-too-many-devices": "JPX0203"}`. A case where several codes are right: a list, the best first.
 
-5. **Run**::
+5. **Write the index of families anew**, or each first card takes longer:
+   `python tests/explanations/harness.py --families`.
+
+6. **Run**::
 
        python -m pytest tests/explanations -k "JPX0203 or FAMILY"                 # quick: stored messages
        python -m pytest tests/explanations -m slow -k "JPX0203 or make-mesh"      # really runs the snippets
 
-   `python tests/explanations/run_snippet.py FILE` runs one snippet and prints the explanation as JSON;
+   `python tests/explanations/harness.py CASE` runs a case and prints its card;
+   `python tests/explanations/run_snippet.py FILE` runs a snippet and prints the explanation as JSON;
    `python -m jaxpar_magic explain < traceback.txt` explains text.
 """
