@@ -22,6 +22,7 @@ def jax_release() -> str:
 def test_expected_codes_name_cases():
     assert set(expected_codes()) <= set(CASES)
     assert not set(COVERED) & set(NEGATIVE)
+    assert [name for name, codes in expected_codes().items() if len(codes) != len(set(codes))] == []
 
 
 def stored_failures(case):
