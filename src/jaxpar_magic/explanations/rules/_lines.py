@@ -9,6 +9,11 @@ from ..context import Call, Failure, parse_fragment
 from ..explanation import Fix
 from .tracers import tracing
 
+# Names of JAX's own tracers: a class of the user's may end in "Tracer" too.
+TRACER = r"(?:DynamicJaxpr|Jit|Batch|Vmap|JVP|Grad|Linearize|Jaxpr|ShardMap|Remat|Jet|Map)Tracer"
+# A JAX array or tracer, as messages name its type.
+ARRAY = rf"(?:[\w.]*\b(?:ArrayImpl|_?DeviceArray)|(?:\w+\.)*{TRACER})"
+
 _SIGNS = {
     ast.Add: "+",
     ast.Sub: "-",

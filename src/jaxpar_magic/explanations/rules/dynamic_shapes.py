@@ -94,7 +94,7 @@ def size_from_a_traced_value(failure: Failure) -> Finding | None:
         r"(?:It arose in the jnp\.(\w+) argument|'\w+' argument of jnp\.(\w+)|argument \w+ of jax\.random\.(\w+)\(\)"
         r"|occurred in jax\.random\.(\w+)\(\)|in jax\.numpy\.(\w+) argument \d|arose in jax\.nn\.(\w+) argument"
         r"|pad_width argument of jnp\.(\w+)|The `length` argument to `(\w+)` expects a concrete `int`"
-        r"|bins argument of (histogram)_bin_edges|argument of '\w+' jnp\.(\w+)\(\))"
+        r"|When jit-compiling jnp\.(repeat)|bins argument of (histogram)_bin_edges|argument of '\w+' jnp\.(\w+)\(\))"
     )
     hashed = failure.search(
         r"In a call to primitive (\w+), the value of parameter "
@@ -429,7 +429,7 @@ def _slices(failure: Failure) -> tuple[ast.Subscript, ast.Slice, int] | None:
                 ):
                     found.append((node, part, axis))
     traced = [f for f in found if _traced_names(failure, f[1])]
-    return (traced or found or [None])[0]
+    return next(iter(traced or found), None)
 
 
 def _slice_fixes(failure: Failure, subscript: ast.Subscript, part: ast.Slice, axis: int) -> list[Fix]:

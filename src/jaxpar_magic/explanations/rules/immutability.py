@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
+from ._lines import ARRAY, TRACER
 
 _WHY = (
     "A JAX array never changes after it is made: that is what lets JAX compile, differentiate and share it. "
@@ -123,7 +124,7 @@ def _pair_fix(targets: Sequence[ast.expr], value: ast.expr) -> tuple[str | None,
 def item_assignment(failure: Failure) -> Finding | None:
     if not failure.search(
         r"JAX arrays are immutable and do not support in-place item assignment"
-        r"|(?:Array|Tracer)\S*'>?'? object does not support item assignment"
+        rf"|'(?:<class ')?{ARRAY}(?:'>)?'? object does not support item assignment"
         r"|(?=.*\.at\[)(?=.*\.set\()(?=.*(?:JAX|jax))"
     ):
         return None
@@ -257,7 +258,7 @@ _METHODS = {
 def missing_attribute(failure: Failure) -> str | None:
     """The attribute that a JAX array or tracer does not have, in every version's words."""
     match = failure.search(
-        r"(?:'[\w.]*(?:ArrayImpl|DeviceArray|Tracer|_DeviceArray|DeviceArrayBase)' object|\w+Tracer) "
+        rf"(?:'{ARRAY}' object|\b{TRACER}) "
         r"has no attribute '?(\w+)'?"
     )
     return match.group(1) if match else None
@@ -304,24 +305,28 @@ def no_in_place_methods(failure: Failure) -> Finding | None:
     "JPX2004",
     "needs-inplace-false",
     types=("NotImplementedError", "ValueError"),
-    clues=("inplace=False",),
+    clues=("inplace=False", "arr.flat property"),
 )
 def needs_inplace_false(failure: Failure) -> Finding | None:
     match = failure.search(
         r"JAX arrays are immutable, must use inplace=False"
         r"|jax\.numpy\.(\w+) cannot modify arrays in-place, because JAX arrays ?are immutable"
         r"|jnp\.ufunc\.at\(\) cannot operate inplace"
+        r"|JAX Arrays do not implement the arr\.flat property"
     )
     if match is None:
         return None
     name = match.group(1) or ("at" if "ufunc" in match.group() else "fill_diagonal")
     call = failure.call(name)
+    if "arr.flat" in match.group() and call is None:
+        return None
     code = "A = jnp.fill_diagonal(A, value, inplace=False)"
     function = f"jnp.{name}" if name != "at" else "jnp.add.at"
     if call is not None and call.args:
         function = call.function
         arguments = [*call.args, *(f"{k}={v}" for k, v in call.keywords.items() if k != "inplace")]
-        code = f"{call.args[0]} = {call.function}({', '.join(arguments)}, inplace=False)"
+        jnp_function = re.sub(r"^(np|numpy|onp)\.", "jnp.", call.function)
+        code = f"{call.args[0]} = {jnp_function}({', '.join(arguments)}, inplace=False)"
     elif name != "fill_diagonal":
         code = f"x = {function}(x, index, value, inplace=False)"
     array = call.args[0] if call is not None and call.args else "its argument"
@@ -342,7 +347,9 @@ def needs_inplace_false(failure: Failure) -> Finding | None:
         "out argument of",
         "return arrays must be of ArrayType",
         "must be a numpy.ndarray, not jax",
-        "must be numpy.ndarray, not <class 'jax",
+        "numpy.ndarray, not <class 'jax",
+        "numpy.ndarray, not jax",
+        "first operand must be array",
         "argument must be None",
     ),
     anywhere=True,
@@ -356,7 +363,11 @@ def no_output_argument(failure: Failure) -> Finding | None:
     if jax_words is None:
         target = outer.keywords.get("out") if outer is not None else None
         variable = failure.variable(target)
-        if not failure.search("return arrays must be of ArrayType") or variable is None:
+        if failure.search("^first operand must be array$") and outer is not None and outer.name == "at" and outer.args:
+            variable = failure.variable(outer.args[0])
+        elif not failure.search("return arrays must be of ArrayType"):
+            return None
+        if variable is None:
             return None
         if variable.type not in ("ArrayImpl", "tracer"):
             return None
@@ -370,6 +381,9 @@ def no_output_argument(failure: Failure) -> Finding | None:
         if "out" in call.keywords:
             function = re.sub(r"^(np|numpy|onp)\.", "jnp.", call.function)
             code = f"{out} = {function}({', '.join(rest)})"
+        elif call.name == "at" and len(call.args) > 1:
+            function = re.sub(r"^(np|numpy|onp)\.", "jnp.", call.function)
+            code = f"{out} = {function}({', '.join(call.args)}, inplace=False)"
         elif call.name == "copyto" and len(call.args) > 1:
             code = f"{out} = jnp.broadcast_to({call.args[1]}, {out}.shape)"
         elif call.name == "put" and len(call.args) > 2:
@@ -398,7 +412,7 @@ def no_output_argument(failure: Failure) -> Finding | None:
 def array_attributes_are_fixed(failure: Failure) -> Finding | None:
     node = _statement(failure)
     if isinstance(node, ast.Delete) and isinstance(node.targets[0], ast.Subscript):
-        if not failure.search(r"^__delitem__$|(?:ArrayImpl|Tracer)'? object doesn't support item deletion"):
+        if not failure.search(rf"^__delitem__$|{ARRAY}'? object doesn't support item deletion"):
             return None
         target = node.targets[0]
         name = ast.unparse(target.value)
@@ -411,15 +425,15 @@ def array_attributes_are_fixed(failure: Failure) -> Finding | None:
             fixes=[Fix("Make an array without these items", code)],
             facts={"array": name},
         )
-    if not failure.search(r"property (?:'\w+' )?of '(?:\w*Tracer|ArrayImpl)' object has no setter|can't set attribute"):
+    if not failure.search(rf"property (?:'\w+' )?of '{ARRAY}' object has no setter|can't set attribute"):
         return None
-    if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
+    place = node.targets[0] if isinstance(node, ast.Assign) else None
+    if not isinstance(node, ast.Assign) or not isinstance(place, ast.Attribute):
         return None
-    target = node.targets[0]
-    name, attribute, value = ast.unparse(target.value), target.attr, ast.unparse(node.value)
-    if not _is_array(failure, target.value):
+    name, attribute, value = ast.unparse(place.value), place.attr, ast.unparse(node.value)
+    if not _is_array(failure, place.value):
         return None
-    code = {
+    changed = {
         "shape": f"{name} = {name}.reshape({value})",
         "dtype": f"{name} = {name}.view({value})  # the same bits; {name}.astype({value}) converts the numbers",
         "T": f"{name} = jnp.transpose({value})",
@@ -427,12 +441,12 @@ def array_attributes_are_fixed(failure: Failure) -> Finding | None:
         "imag": f"{name} = {name}.real + 1j * {value}",
         "flat": f"{name} = jnp.full_like({name}, {value})",
     }.get(attribute)
-    if code is None:
+    if changed is None:
         return None
     return Finding(
         what=f"`{ast.unparse(node)}` would change the JAX array {name} in place: its {attribute} is fixed.",
         why=_WHY,
-        fixes=[Fix("Make a new array and keep it under the same name", code)],
+        fixes=[Fix("Make a new array and keep it under the same name", changed)],
         facts={"array": name, "attribute": attribute},
     )
 
@@ -456,6 +470,26 @@ def read_only_view(failure: Failure) -> Finding | None:
     views = [v for v in failure.variables.values() if v.type == "ndarray" and v.uses_jax]
     text = failure.user.statement or failure.user.source or ""
     used = [v for v in views if re.search(rf"\b{re.escape(v.name)}\b", text)]
+    direct = re.search(r"\b(?:np|numpy|onp)\.asarray\((\w+)\)|\bdevice_get\((\w+)\)", text)
+    if not used and direct is not None:
+        name = direct.group(1) or direct.group(2)
+        variable = failure.variable(name)
+        if variable is None or variable.type != "ArrayImpl":
+            return None
+        return Finding(
+            what=f"`{direct.group()}` is a read-only view of the JAX array {name} ({variable}), and this line writes "
+            "to it.",
+            why="np.asarray(x) and jax.device_get(x) do not copy: they show the memory of the JAX array, which must "
+            "not "
+            "change. np.array(x) makes a copy of its own.",
+            fixes=[
+                Fix(
+                    "Make a copy first, and keep it",
+                    f"copy = np.array({name})\n{text.replace(direct.group(), 'copy', 1)}",
+                )
+            ],
+            facts={"array": name},
+        )
     if len({v.name for v in used}) != 1:
         return None
     name = used[0].name

@@ -11,7 +11,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed
-from ._lines import enclosed, jax_at_line, nodes, operands, static_fix
+from ._lines import ARRAY, enclosed, jax_at_line, nodes, operands, static_fix
 from .immutability import attribute_call, missing_attribute
 
 _ITERABLES = (
@@ -78,10 +78,10 @@ def _problem(failure: Failure) -> _Problem | None:
     if match is not None:
         return _made(match.group(2), match.group(1), None, position=int(match.group(3)))
     match = failure.search(
-        r"unsupported operand type\(s\) for \S+: '[\w.]*(?:ArrayImpl|Tracer)' and '([\w.]+)'"
-        r"|unsupported operand type\(s\) for \S+: '([\w.]+)' and '[\w.]*(?:ArrayImpl|Tracer)'"
-        r"|not supported between instances of '[\w.]*(?:ArrayImpl|Tracer)' and '([\w.]+)'"
-        r"|not supported between instances of '([\w.]+)' and '[\w.]*(?:ArrayImpl|Tracer)'"
+        rf"unsupported operand type\(s\) for \S+: '{ARRAY}' and '([\w.]+)'"
+        rf"|unsupported operand type\(s\) for \S+: '([\w.]+)' and '{ARRAY}'"
+        rf"|not supported between instances of '{ARRAY}' and '([\w.]+)'"
+        rf"|not supported between instances of '([\w.]+)' and '{ARRAY}'"
     )
     if match is not None:
         return _made(next(g for g in match.groups() if g), None, None)
@@ -212,6 +212,36 @@ def string_argument_is_not_static(failure: Failure) -> Finding | None:
         facts={"function": problem.function, "argument": problem.path, "value": problem.value},
         guess=not problem.jit and not failure.frames,
     )
+
+
+@rule(
+    "JPX1105",
+    "string-argument-is-not-static",
+    types=("ValueError",),
+    clues=("was requested to map its argument",),
+    priority=20,
+)
+def string_mapped(failure: Failure) -> Finding | None:
+    # JAX up to 0.7 takes a string for an array without axes
+    match = failure.search(r"\b(vmap|pmap) was requested to map its argument along axis")
+    call = failure.outer_call
+    if match is None or call is None:
+        return None
+    for source in call.args:
+        variable = failure.variable(source)
+        if re.match(r"['\"]", source) or (variable is not None and variable.type == "str"):
+            return Finding(
+                what=f"{match.group(1)} got the string {source}, and maps every argument along an axis.",
+                why="A string is no array. A setting belongs outside: into the surroundings of the function.",
+                fixes=[
+                    Fix(
+                        "Keep the text outside: let the function see it from its surroundings",
+                        f"jax.{match.group(1)}(lambda x: f(x, {source}))(xs)",
+                    )
+                ],
+                facts={"argument": source},
+            )
+    return None
 
 
 @rule("JPX1109", "function-argument-is-not-static", types=_TYPES, clues=_CLUES[:3])
@@ -523,7 +553,7 @@ def iterable_is_no_array(failure: Failure) -> Finding | None:
     "JPX0959",
     "list-where-an-array-is-needed",
     types=_TYPES,
-    clues=("requires ndarray or scalar arguments", "unsupported operand type"),
+    clues=("requires ndarray or scalar arguments", "unsupported operand type", "is not a valid JAX array type"),
 )
 def list_where_an_array_is_needed(failure: Failure) -> Finding | None:
     problem = _problem(failure)

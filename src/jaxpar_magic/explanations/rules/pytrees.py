@@ -35,7 +35,11 @@ def tree_structures_differ(failure: Failure) -> Finding | None:
     new = failure.search(r"^pytree structure error: (.*?) at key path\s+(.*)")
     keys = failure.search(r"^Dict key mismatch; expected keys: \[(.*?)\]; dict: (.*)", re.S)
     length = failure.search(r"^(List|Tuple|Named tuple) arity mismatch: (\d+) != (\d+)")
-    kind = failure.search(r"^Expected (dict|list|tuple|named tuple|None|OrderedDict|defaultdict), got (.*)", re.S)
+    kind = failure.search(
+        r"^Expected (dict|list|tuple|named tuple|None|OrderedDict|defaultdict), got "
+        r"([(\[{]|None\b|-?\d|Traced<|\w*Tracer\(|Array\(|\w+\(\w+=)",
+        re.S,
+    )
     node = failure.search(
         r"^(Custom node type mismatch|Named tuple type mismatch|Mismatch custom node data)[:;] ?(.*)", re.S
     )
@@ -63,8 +67,8 @@ def tree_structures_differ(failure: Failure) -> Finding | None:
     if length is not None:
         return _lengths_differ(first, second, length.group(1).lower(), int(length.group(3)), int(length.group(2)), "")
     if kind is not None:
-        got = kind.group(2).split("\n")[0].strip().rstrip(".")
-        return _kinds_differ(first, second, kind.group(1), _kind_of(got), "", guess)
+        printed = failure.text[kind.start(2) :].split("\n")[0]
+        return _kinds_differ(first, second, kind.group(1), _kind_of(printed), "", guess)
     assert node is not None
     return Finding(
         what=f"The trees `{first}` and `{second}` differ: at one place they hold objects of different classes or "
@@ -100,10 +104,9 @@ def _new_words(failure: Failure, match: re.Match[str]) -> Finding | None:
         have, got = (set(re.findall(r"[^\s\[\]']+", children.group(n))) for n in (2, 4))
         return _keys_differ(first, second, sorted(have - got), sorted(got - have), at)
     if "different types" in match.group(1) and len(kinds) >= 2:
-        wanted, got = (k.group(1).rpartition(".")[2] for k in kinds[:2])
-        wanted = {"NoneType": "None", "PytreeLeaf": "leaf"}.get(wanted, wanted)
-        got = {"NoneType": "None", "PytreeLeaf": "leaf"}.get(got, got)
-        return _kinds_differ(first, second, wanted, got, at, False)
+        names = {"NoneType": "None", "PytreeLeaf": "leaf"}
+        left, right = (names.get(k.group(1).rpartition(".")[2], k.group(1).rpartition(".")[2]) for k in kinds[:2])
+        return _kinds_differ(first, second, left, right, at, False)
     detail = failure.search(r"the full pytree has (.*)")
     return Finding(
         what=f"The trees `{first}` and `{second}` differ{at}: {match.group(1)}.",

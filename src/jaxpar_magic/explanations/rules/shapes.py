@@ -392,8 +392,8 @@ def einsum_subscripts_do_not_fit(failure: Failure) -> Finding | None:
         why = "Each letter after -> must be an axis of an input, and stand there once."
         facts |= {"letter": output.group(1)}
     arrays = operands_ or ["a", "b"]
-    position = int(count.group(2)) if count is not None else None
-    fixes = _einsum_fixes(failure, subscripts, terms, operands_, shapes, position)
+    odd = int(count.group(2)) if count is not None else None
+    fixes = _einsum_fixes(failure, subscripts, terms, operands_, shapes, odd)
     return Finding(
         what=what,
         why=why,
@@ -656,6 +656,8 @@ def matrix_is_not_square(failure: Failure) -> Finding | None:
         r"|Expected A to be a \(batched\) square matrix, got A\.shape=(\([\d, ]*\))"
         r"|Last 2 dimensions of (?:the )?array must be square"
     )
+    if failure.is_a("LinAlgError") or (match is not None and match.group().startswith("Last 2") and not failure.types):
+        return None  # numpy's own
     core = failure.search(
         r"inconsistent size for core dimension '(\w)': (\d+) vs (\d+) on vectorized function .*signature='\(\1,\1\)"
     )
@@ -695,8 +697,9 @@ def matrix_is_not_square(failure: Failure) -> Finding | None:
     elif function == "inv" and shape is not None and len(shape) > 1:
         fixes.append(Fix("Take the pseudo-inverse, which any matrix has", f"jnp.linalg.pinv({argument or 'A'})"))
     elif function in ("cholesky", "eigh", "eigvalsh") and shape is not None and len(shape) > 1:
-        a = enclosed(argument or "A")
-        fixes.append(Fix("Take it of the square matrix that belongs to it", f"jnp.linalg.{function}({a} @ {a}.T)"))
+        matrix = enclosed(argument or "A")
+        square = f"jnp.linalg.{function}({matrix} @ {matrix}.T)"
+        fixes.append(Fix("Take it of the square matrix that belongs to it", square))
     elif shape is not None and len(shape) > 1:
         fixes.append(
             Fix("Singular values exist for any matrix", f"jnp.linalg.svd({argument or 'A'}, compute_uv=False)")
@@ -1213,6 +1216,8 @@ def truth_of_a_whole_array(failure: Failure) -> Finding | None:
     match = failure.search(r"^The truth value of an (array with more than one element|empty array) is ambiguous")
     if match is None or not failure.frames or not jax_at_line(failure):
         return None
+    if any(isinstance(node, ast.Subscript | ast.Slice) for node in nodes(failure)[:3]):
+        return None  # an array as a bound of a slice: another mistake in the same words
     segment = (failure.user.segment or failure.user.source or "") if failure.user is not None else ""
     condition = segment if len(segment) < 80 and "\n" not in segment else "condition"
     shape = shape_of(failure, condition)
@@ -1377,3 +1382,122 @@ def nothing_to_join(failure: Failure) -> Finding | None:
         ],
         facts={"arrays": arrays},
     )  # fmt: skip
+
+
+# What single functions say about the shapes of their arguments: (pattern, what is wrong, title, code).
+# {0}, {1} are the groups of the pattern, {x} and {y} the first two arguments at the user's line.
+_NEEDS = (
+    (
+        r"Input 0 to (\w+) must have rank at least 2, but got shape=(\([\d, ]*\))",
+        "{0} needs a matrix, and `{x}` has shape {1}.",
+        "Make a matrix of one column of it",
+        "{x} = {x}[:, None]",
+    ),
+    (
+        r"^Leading dimensions of input arrays must match",
+        "lstsq needs as many right-hand values as the matrix has rows: `{x}` and `{y}` have different lengths.",
+        "Use as many rows of both",
+        "n = min(len({x}), len({y}))\nx = jnp.linalg.lstsq({x}[:n], {y}[:n])[0]",
+    ),
+    (
+        r"^Dimension must be (?:either 2 or )?3 for cross product",
+        "A cross product is of vectors with 3 components, and `{x}` has another number along its last axis.",
+        "Take the first three components",
+        "jnp.cross({x}[..., :3], {y}[..., :3])",
+    ),
+    (
+        r"^Number of tensordot axes \(axes (\d+)\) exceeds input ranks \((\([\d, ]*\))",
+        "tensordot is to sum over {0} axes, and an argument has shape {1}.",
+        "Sum over one axis",
+        "jnp.tensordot({x}, {y}, axes=1)",
+    ),
+    (
+        r"^xp and fp must be one-dimensional arrays of equal size",
+        "interp needs one value for each of its points: the second and third argument have different lengths.",
+        "Use as many of both",
+        "n = min(len(xp), len(fp))\njnp.interp({x}, xp[:n], fp[:n])",
+    ),
+    (
+        r"^expected x and y to have same length",
+        "polyfit needs one y for each x: `{x}` and `{y}` have different lengths.",
+        "Use as many of both",
+        "n = min(len({x}), len({y}))\njnp.polyfit({x}[:n], {y}[:n], 1)",
+    ),
+    (
+        r"^indices and arr must have the same number of dimensions; (\d+) vs\. (\d+)",
+        "take_along_axis needs indices with as many axes as the array: they have {0} and {1}.",
+        "Give the indices the missing last axis",
+        "jnp.take_along_axis({x}, {y}[..., None], axis=-1)",
+    ),
+    (
+        r"^jnp\.pad: pad_width with nd=(\d+) has unsupported shape (\([\d, ]*\))",
+        "pad needs one pair (before, after) for each of the {0} axes; pad_width has shape {1}.",
+        "Give one pair for each axis",
+        "jnp.pad({x}, [(1, 1)] * {x}.ndim)",
+    ),
+    (
+        r"^broadcast_in_dim operand dimension sizes must either be 1, or be equal .* got operand of shape (\([\d, "
+        r"]*\)), "
+        r"target broadcast shape (\([\d, ]*\))",
+        "broadcast_in_dim cannot stretch an array of shape {0} to shape {1} along the axes named.",
+        "Name, for each axis of the array, the axis of the result that has its size",
+        "jnp.broadcast_to({x}, shape)  # aligns the last axes",
+    ),
+    (
+        r"^Axis must be specified when shapes of a and weights differ",
+        "average got weights of another shape than the array, and no axis for them.",
+        "Say along which axis the weights run",
+        "jnp.average({x}, axis=0, weights=weights)",
+    ),
+    (
+        r"^operands could not be broadcast together with remapped shapes \[original->remapped\]: (\([\d, ]*\)) +and "
+        r"requested "
+        r"shape (\([\d, ]*\))",
+        "repeat needs one count for each item: the counts have shape {0}, the items {1}.",
+        "Give one count for all items, or one for each",
+        "jnp.repeat({x}, 2)",
+    ),
+)
+
+
+@rule(
+    "JPX0826",
+    "function-needs-other-shapes",
+    types=("ValueError", "TypeError"),
+    clues=(
+        "must have rank at least 2",
+        "Leading dimensions of input arrays",
+        "for cross product",
+        "tensordot axes",
+        "one-dimensional arrays of equal size",
+        "expected x and y to have same length",
+        "indices and arr must have",
+        "jnp.pad: pad_width",
+        "broadcast_in_dim operand dimension",
+        "Axis must be specified when",
+        "with remapped shapes",
+    ),
+)
+def function_needs_other_shapes(failure: Failure) -> Finding | None:
+    for pattern, what, title, code in _NEEDS:
+        match = failure.search(pattern)
+        if match is None:
+            continue
+        # numpy prints some of the same words
+        if not re.search(r"rank at least 2|tensordot|jnp\.pad|broadcast_in_dim", pattern) and not jax_at_line(failure):
+            return None
+        call = failure.outer_call
+        given = call.args if call is not None else ()
+        names = {"x": enclosed(given[0]) if given else "x", "y": enclosed(given[1]) if len(given) > 1 else "y"}
+        if code.startswith("{x} =") and not names["x"].isidentifier():
+            names["x"] = "x"
+        return Finding(
+            what=what.format(*match.groups(), **names),
+            why="The function goes through its arguments in step, or along axes that must exist.",
+            fixes=[
+                Fix(title, code.format(*match.groups(), **names)),
+                Fix("Look at the shapes", f"print({', '.join(f'jnp.shape({n})' for n in names.values())})"),
+            ],
+            facts={"function": call.name if call is not None else None, "shapes": match.groups()},
+        )
+    return None

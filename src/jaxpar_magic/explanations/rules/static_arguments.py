@@ -309,11 +309,9 @@ def array_as_dict_key(failure: Failure) -> Finding | None:
     loop = re.match(rf"for\s+{re.escape(key)}\s+in\s+([\w.]+)\s*:", user.source or "") if user is not None else None
     fixes = []
     if loop is not None:
+        values = loop.group(1)
         fixes.append(
-            Fix(
-                "Loop over Python numbers",
-                (user.source or "").replace(f"in {loop.group(1)}", f"in {loop.group(1)}.tolist()", 1),
-            )  # type: ignore[union-attr]
+            Fix("Loop over Python numbers", loop.string.replace(f"in {values}", f"in {values}.tolist()", 1)),
         )
     elif name is not None and text:
         whole = user.statement or "" if user is not None else ""

@@ -8,7 +8,7 @@ import re
 from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
-from ._lines import called_with, enclosed, nodes, static_fix
+from ._lines import TRACER, called_with, enclosed, nodes, static_fix
 from .tracers import tracing
 
 _WHY = (
@@ -125,7 +125,7 @@ def list_indexed_by_a_traced_number(failure: Failure) -> Finding | None:
 
 @rule("JPX0522", "traced-value-as-dict-key", types=("TypeError",), clues=("unhashable type:",), anywhere=True)
 def traced_value_as_dict_key(failure: Failure) -> Finding | None:
-    match = failure.search(r"^unhashable type: '(?:[\w.]*\.)?(\w*Tracer)'")
+    match = failure.search(rf"^unhashable type: '(?:[\w.]*\.)?({TRACER})'")
     if match is None or (failure.user is not None and failure.user.raises):
         return None
     tracers = [v.name for v in failure.variables.values() if v.tracer and v.name.isidentifier()]
@@ -392,9 +392,9 @@ def contents_of_a_traced_array(failure: Failure) -> Finding | None:
         r"The (\w+)\(\) method was called on (?:a )?(?:traced|Tracer|abstract)|occurred in the (\w+)\(\) method of "
         r"jax\.Array"
         r"|The '(\w+)' (?:attribute|method) is not available on traced|(?:error )?occurred in the (__reduce__) method"
-        r"|\w+Tracer has no attribute "
+        rf"|\b{TRACER} has no attribute "
         r"(block_until_ready|copy_to_host_async|device|devices|addressable_shards|sharding|device_buffer)\b"
-        r"|Object of type \w*(Tracer) is not JSON serializable"
+        rf"|Object of type ({TRACER}) is not JSON serializable"
     )
     if match is None:
         return None
@@ -413,7 +413,7 @@ def contents_of_a_traced_array(failure: Failure) -> Finding | None:
             )
         ]
         what = f"{x}.{name}() waits for a value, and inside a traced function there is nothing to wait for."
-    elif name in ("__reduce__", "Tracer"):
+    elif name == "__reduce__" or name.endswith("Tracer"):
         fixes = [
             Fix(
                 "Save what the function returns, outside of it",
@@ -469,8 +469,8 @@ def contents_of_a_traced_array(failure: Failure) -> Finding | None:
 )
 def text_of_a_traced_value(failure: Failure) -> Finding | None:
     match = failure.search(
-        r"unsupported format string passed to \w*Tracer\.__format__|%\w format: a (?:real )?number is required, not "
-        r"\w*Tracer"
+        rf"unsupported format string passed to {TRACER}\.__format__"
+        rf"|%\w format: a (?:real )?number is required, not {TRACER}"
     )
     source = failure.user.source or "" if failure.user is not None else ""
     if match is None:

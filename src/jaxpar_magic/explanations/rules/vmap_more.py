@@ -242,7 +242,7 @@ def _outer_entries(entries: list[str] | None, count: int) -> list[str]:
 )
 def nothing_to_map(failure: Failure) -> Finding | None:
     match = failure.search(
-        r"\b(vmap|pmap) (must have at least one non-None value in in_axes|wrapped function must be passed at least "
+        r"\b(vmap) (must have at least one non-None value in in_axes|wrapped function must be passed at least "
         r"one argument)"
     )
     if match is None:
@@ -380,10 +380,10 @@ def out_axes_beyond_the_result(failure: Failure) -> Finding | None:
     "JPX0415",
     "axes-are-numbers-or-none",
     types=("TypeError",),
-    clues=("in_axes must be an int", "out_axes must be an int"),
+    clues=("vmap in_axes must be an int", "vmap out_axes must be an int"),
 )
 def axes_are_numbers_or_none(failure: Failure) -> Finding | None:
-    match = failure.search(r"\b(vmap|pmap) (in_axes|out_axes) must be an int, None, or .*?but got (.*?)\.?$", re.S)
+    match = failure.search(r"\b(vmap) (in_axes|out_axes) must be an int, None, or .*?but got (.*?)\.?$", re.S)
     if match is None:
         return None
     name, word, got = match.groups()
@@ -405,4 +405,24 @@ def axes_are_numbers_or_none(failure: Failure) -> Finding | None:
             Fix("A name for the axis goes into axis_name", f"jax.{name}(f, {word}=0, axis_name='items')"),
         ],
         facts={"name": word, "got": _short(got)},
+    )
+
+
+@rule("JPX0416", "axis-size-differs", types=("ValueError",), clues=("the `axis_size` argument was",))
+def axis_size_differs(failure: Failure) -> Finding | None:
+    match = failure.search(r"\b(vmap|pmap) got inconsistent sizes .*?the `axis_size` argument was (\d+)", re.S)
+    sizes = failure.findall(r"(?:had|axes of) size (\d+)")
+    if match is None or not sizes:
+        return None
+    name, asked, have = match.group(1), int(match.group(2)), int(sizes[0].group(1))
+    calls = failure.applied(name)
+    code = f"jax.{name}(f)"
+    if calls is not None:
+        new = re.sub(r",\s*axis_size\s*=\s*[^,)]+", "", calls[1].source)
+        code = failure.rewrite(calls[1].source, new) or new
+    return Finding(
+        what=f"axis_size={asked} was given to {name}, and the mapped arguments have {have} items.",
+        why="The number of items follows from the mapped arguments. axis_size is for functions without any.",
+        fixes=[Fix("Leave axis_size away", code)],
+        facts={"axis_size": asked, "items": have},
     )
