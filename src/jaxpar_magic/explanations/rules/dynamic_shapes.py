@@ -91,7 +91,8 @@ def _sized_call(failure: Failure) -> tuple[Call, str] | None:
 def size_from_a_traced_value(failure: Failure) -> Finding | None:
     shapes = failure.search(rf"Shapes must be 1D sequences of concrete values of integer type, got .*{_TRACER}")
     context = failure.search(
-        r"(?:It arose in the jnp\.(\w+) argument|'\w+' argument of jnp\.(\w+)|argument \w+ of jax\.random\.(\w+)\(\)"
+        r"(?:It arose in (?:the jnp|jax\.numpy)\.(\w+) argument|'\w+' argument of jnp\.(\w+)|argument \w+ of "
+        r"jax\.random\.(\w+)\(\)"
         r"|occurred in jax\.random\.(\w+)\(\)|in jax\.numpy\.(\w+) argument \d|arose in jax\.nn\.(\w+) argument"
         r"|pad_width argument of jnp\.(\w+)|The `length` argument to `(\w+)` expects a concrete `int`"
         r"|When jit-compiling jnp\.(repeat)|bins argument of (histogram)_bin_edges|argument of '\w+' jnp\.(\w+)\(\))"
@@ -113,7 +114,7 @@ def size_from_a_traced_value(failure: Failure) -> Finding | None:
     if name is None and context is not None:
         name = next((g for g in context.groups() if g), None)
     size = f" (`{found[1]}`)" if found is not None and found[1] else ""
-    called = f"`{found[0].source}`" if found is not None and len(found[0].source) < 80 else name or "This operation"
+    called = f"`{found[0].source}`" if found is not None and len(found[0].source) < 80 else name or "this operation"
     inside = f" inside {function}" if function else ""
     depends = f": it depends on the value of the argument {argument}" if argument else ""
     fixes = []
@@ -121,6 +122,8 @@ def size_from_a_traced_value(failure: Failure) -> Finding | None:
     if static is not None:
         fixes.append(static)
     fixes += _other_ways(failure, name, found, argument)
+    if static is None and not failure.frames:
+        fixes.insert(0, Fix("Make the size a compile-time constant", "f = jax.jit(function, static_argnames='n')"))
     if not fixes:
         fixes.append(Fix("Take the size from a shape, which is known", "n = x.shape[0]"))
     fixes[0] = Fix(fixes[0].title.removeprefix("Or ").capitalize(), fixes[0].code) if static is None else fixes[0]
@@ -375,7 +378,8 @@ def result_length_depends_on_values(failure: Failure) -> Finding | None:
 )
 def slice_with_traced_bounds(failure: Failure) -> Finding | None:
     if not failure.search(
-        rf"must have static start/stop/step to be used with NumPy indexing syntax\.\s+(?:Found|Got) slice\(.*{_TRACER}"
+        r"must have static start/stop/step to be used with Num[pP]y indexing syntax\.\s+(?:Found|Got) "
+        rf"slice\(.*{_TRACER}"
         rf"|Slice entries must be static integers\. Got slice\(.*{_TRACER}",
         re.S,
     ):

@@ -119,7 +119,7 @@ def _fixes(
 @rule("JPX0602", "leak-checker-found-a-tracer", clues=("Leaked trace", "Leaked level", "Leaked sublevel"))
 def leak_checker_found_a_tracer(failure: Failure) -> Finding | None:
     match = failure.search(
-        r"^Leaked (?:trace|level|sublevel) .*?Leaked tracer\(s\):\s*(?:\w+\(|Traced<)?([^\n]*)", re.S
+        r"^(?:Exception: )?Leaked (?:trace|level|sublevel) .*?Leaked tracer\(s\):\s*(?:\w+\(|Traced<)?([^\n]*)", re.S
     )
     if match is None:
         return None
