@@ -220,6 +220,7 @@ def seed_is_a_key(failure: Failure) -> Finding | None:
     "keys-unpacked",
     types=("ValueError", "TypeError"),
     clues=("values to unpack", "iteration over a 0-d key array"),
+    anywhere=True,
 )
 def keys_unpacked(failure: Failure) -> Finding | None:
     frame = failure.user
@@ -446,8 +447,8 @@ def choice_probabilities(failure: Failure) -> Finding | None:
 )
 def random_shape(failure: Failure) -> Finding | None:
     match = failure.search(
-        r"^(\w+) parameter shapes must be broadcast-compatible with shape argument, .*?but got result \(([\d, ]*)\) for "
-        r"shape argument \(([\d, ]*)\)",
+        r"^(\w+) parameter shapes must be broadcast-compatible with shape argument, .*?but got result \(([\d, ]*)\) "
+        r"for shape argument \(([\d, ]*)\)",
         re.S,
     )
     choice = failure.search(r"^shape argument of jax\.random\.choice must be a sequence, got (.+)")

@@ -473,50 +473,8 @@ def deprecated_name(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX1807", "unknown-option", types=("AttributeError",), clues=("Unrecognized config option", "'Config' object"))
-def unknown_option(failure: Failure) -> Finding | None:
-    match = failure.search(r"^Unrecognized config option: (\w+)") or failure.search(
-        r"^'Config' object has no attribute '((?:jax_|FLAGS|define_)\w*)'"
-    )
-    if match is None:
-        return None
-    name = match.group(1)
-    if name == "FLAGS" or name.startswith("define_"):
-        return Finding(
-            what=f"jax.config has no {name} any more.",
-            why="Options are read and set on jax.config itself.",
-            fixes=[
-                Fix("Read or set an option", "jax.config.update('jax_enable_x64', True)\njax.config.jax_enable_x64")
-            ],
-            facts={"option": name},
-        )
-    import difflib
-
-    jax = sys.modules.get("jax")
-    known = [str(n) for n in getattr(getattr(jax, "config", None), "values", ())]
-    close = difflib.get_close_matches(name, known, 3, 0.7)
-    if not close and not name.startswith("jax_"):
-        close = [n for n in known if n == f"jax_{name}"]
-    fixes = []
-    for candidate in close[:2]:
-        fixes.append(
-            Fix(
-                f"If you mean {candidate}",
-                failure.rewrite(name, candidate) or f"jax.config.update('{candidate}', value)",
-            )
-        )
-    fixes.append(Fix("See all options of this JAX", "print(jax.config)"))
-    also = f" Close to it: {listed(close)}." if close else ""
-    return Finding(
-        what=f"JAX has no option {name}.{also}",
-        why="The name is spelt differently, or the option came or went with another version of JAX.",
-        fixes=fixes,
-        facts={"option": name, "close": tuple(close)},
-    )
-
-
 @rule(
-    "JPX1808",
+    "JPX1807",
     "file-named-jax",
     types=("AttributeError", "ImportError"),
     clues=("partially initialized module 'jax'", "module 'jax' has no attribute", "from 'jax' ("),
