@@ -527,6 +527,11 @@ def cuda_library_missing(failure: Failure) -> Finding | None:
         match = failure.search(r"Could not load (?:dynamic )?library '?(lib(?:cu|nv|nccl)\w*\.so[\d.]*\d?)")
     if match is None or (failure.live and failure.from_jax is False):
         return None
+    if failure.search(r"(?i)tensorflow|torch|cupy") or (
+        # any package with CUDA code fails to load like this
+        failure.is_a("ImportError", "OSError") and not failure.from_jax and not failure.search(r"(?i)jax|xla")
+    ):
+        return None
     name = match.group(1).rstrip(".")
     return Finding(
         what=f"The CUDA library {name} cannot be found, so JAX cannot use the GPU.",
