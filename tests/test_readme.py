@@ -50,7 +50,7 @@ def test_they_show_what_the_text_says(executed):
 
 @pytest.mark.slow
 def test_pasted_errors_are_explained(executed):
-    assert re.search(r"JPX\d{4} .*10.*4", cell_text(cell(executed, "%jaxexplain")), re.S)
+    assert re.search(r"JPX\d{4} .*10.*4", cell_text(cell(executed, "%%jaxexplain")), re.S)
     assert "JPX0104" in cell_text(cell(executed, "message = "))
 
 

@@ -3,8 +3,8 @@
     python3 tools/versions.py [oldest] [middle] [newest] [pytest arguments]
 
 Each row of ENVIRONMENTS gets a virtual environment in .venvs/, kept as long as its row and the
-dependencies in pyproject.toml stay as they are. A row whose Python this machine lacks is named and left out. (The default environment,
-.venv, is the newest of all that Python 3.11 admits; `make test` runs in it.)
+dependencies in pyproject.toml stay as they are. A row whose Python this machine lacks is named and left
+out. (The default environment, .venv, is the newest of all that Python 3.11 admits; `make test` runs in it.)
 """
 
 from __future__ import annotations

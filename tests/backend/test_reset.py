@@ -78,7 +78,8 @@ def count():
 def ordinary_arrays_keep_their_value():
     return (np.asarray(ordinary) == np.arange(6)).all() and (np.asarray(integers) == np.arange(6)).all()
 @check
-def ordinary_arrays_keep_working(): return (np.asarray(ordinary + jnp.ones(6)) == np.arange(6) + 1).all() and computed.sum() == 36
+def ordinary_arrays_keep_working():
+    return (np.asarray(ordinary + jnp.ones(6)) == np.arange(6) + 1).all() and computed.sum() == 36
 @check
 def sharded_arrays_keep_their_value(): return (np.asarray(sharded) == np.arange(12).reshape(6, 2)).all()
 @check

@@ -100,6 +100,8 @@ def test_live(name, ahead):
         return
     if case["kind"] == "warning":
         explanations = [w["explanation"] for w in result["warnings"] if w["explanation"]]
+        logged = explain(result["stderr"]) if not explanations and result["stderr"] else None
+        explanations += [{"code": logged.code, "card": str(logged)}] if logged else []
     elif result["outcome"] == "died" or (case["kind"] == "abort" and result["outcome"] != "raised"):
         text = explain(result["stderr"])
         explanations = [{"code": text.code, "card": str(text)}] if text else []

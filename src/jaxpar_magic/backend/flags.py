@@ -6,6 +6,7 @@ them. Nothing in Python can catch that, so a child process tries the flags (abou
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import re
@@ -252,7 +253,8 @@ def _nearest_name(name: str) -> str | None:
     return None
 
 
-def _names_in_library() -> set[str]:
+@functools.cache
+def _names_in_library() -> frozenset[str]:
     """Names of flags from the compiled library.
 
     XLA prints its list only when it aborts, cut after 15,000 characters (about 80 of 300 flags). Each flag
@@ -267,4 +269,4 @@ def _names_in_library() -> set[str]:
                     length = match[1][0]
                     if length <= len(match[2]):
                         found.add(match[2][:length].decode())
-    return found
+    return frozenset(found)

@@ -83,7 +83,7 @@ class DeviceReport(Described):
         if self.changed:
             blocks.append(Paragraph(self.changed))
         if self.plan is None:
-            blocks.append(Table(("", "value", "from"), tuple(self._rows())))
+            blocks.append(Table(("what", "value", "from"), tuple(self._rows())))
         elif self.plan.steps:
             blocks += self._dry_run(self.plan)
         blocks += self._reset_blocks()
@@ -121,7 +121,7 @@ class DeviceReport(Described):
                 yield name, _in_words(setting.value), _short(setting.source)
         for name, text in self.environment.items():
             yield name, text, "environment"
-        versions = [f"{label} {version}" for label, version in self.versions.items()]
+        versions = [f"{label} {version}" for label, version in self.versions.items() if version]
         yield "versions", ", ".join(versions).replace("jax ", "JAX ", 1), ""
 
     def _dry_run(self, plan: Plan) -> Iterator[Block]:

@@ -14,7 +14,6 @@ from .. import _jax
 from .walk import walk
 
 _REMEDIES = {
-    "array": "{name} = jax.device_put(jax.device_get({name}))",
     "mesh": "run the cell that builds it again",
     "sharding": "run the cell that builds it again",
     "device": "take it from jax.devices() again",
@@ -41,9 +40,13 @@ class Stale:
     @property
     def remedy(self) -> str:
         """What makes it usable on the new devices."""
-        if self.kind == "array" and (self.count > 1 or not self.name.isidentifier()):
+        if self.kind != "array":
+            return _REMEDIES[self.kind]
+        if self.count > 1:
             return "x = jax.device_put(jax.device_get(x)) for each"
-        return _REMEDIES[self.kind].format(name=self.name)
+        if " (" in self.name:  # captured by a function: there is no name to assign to
+            return _REMEDIES["mesh"]
+        return f"{self.name} = jax.device_put(jax.device_get({self.name}))"
 
 
 def find(namespace: Mapping[str, Any], current: Set[Any]) -> tuple[Stale, ...]:

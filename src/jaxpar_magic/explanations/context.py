@@ -66,7 +66,7 @@ class Variable:
     devices: on how many devices a concrete jax array lies, else None.
     stale: whether it belongs to devices that are no longer there (the device count was changed since).
     uses_jax: whether it is made by JAX (an array, a jitted function), or is a function or object that holds
-        or names something that is.
+        or names something that is; of a numpy array: whether it is a read-only view of a JAX array.
     """
 
     name: str
@@ -359,13 +359,14 @@ class Failure:
         return tuple(_calls(self.definitions.get(name)))
 
     def applied(self, name: str) -> tuple[Call, Call] | None:
-        """A transformed function and its call, `pmap(f, …)(x)` or `g = pmap(f, …)` … `g(x)`: the outer call
-        (with the inputs) and the inner one (with the function)."""
+        """A transformed function and its call, `pmap(f, …)(x)`, `jit(pmap(f))(x)`, or `g = pmap(f, …)` … `g(x)`:
+        the outer call (with the inputs) and the inner one (with the function)."""
         for frame in self.user_frames:
             for outer in frame.calls:
                 defining = self.defining_calls(outer.function)
                 for inner in defining or frame.calls:
-                    if inner.name == name and (defining or outer.function == inner.source):
+                    within = outer.function == inner.source or outer.function.endswith(f"({inner.source})")
+                    if inner.name == name and (defining or within):
                         return outer, inner
         return None
 
@@ -398,7 +399,7 @@ class Failure:
         frame = self.user
         if frame is None:
             return None
-        function = None if frame.function in ("<module>", "") else frame.function
+        function = None if re.match(r"<module>|<cell line|$", frame.function) else frame.function
         return Where(frame.file, frame.line, function, frame.source)
 
     @property
@@ -417,15 +418,15 @@ class Failure:
 
 def _from_exception(exception: BaseException, name_file: Any, depth: int) -> Failure:
     kind = type(exception)
-    notes = tuple(str(note) for note in getattr(exception, "__notes__", ()) or ())
+    notes = _guarded(lambda: tuple(map(str, getattr(exception, "__notes__", ()))), ())
     own_notes = tuple(note for note in notes if not _is_jax_note(note))
     message = _guarded(lambda: str(exception), "")
     frames, variables = _guarded(lambda: _traceback(exception, name_file), ((), {}))
     definitions = _guarded(lambda: _definitions(exception, frames), {})
     remote = _remote_traceback(exception)
-    if remote is not None:
-        frames, variables = _guarded(lambda: Failure.from_text(remote).frames, frames), {}
-        definitions = {}
+    worker = _guarded(lambda: Failure.from_text(remote).frames, ()) if remote is not None else ()
+    if any(frame.package == "user" for frame in worker):  # else it failed on the way to the worker
+        frames, variables, definitions = worker, {}, {}
     cause = exception.__cause__
     inner = None
     if cause is not None and cause is not exception and remote is None and depth < 5:
@@ -586,7 +587,7 @@ def _place(file: str) -> str:
     if cell:
         return f"cell In[{cell.group(1)}]"
     if re.search(_CELL_FILE, file):
-        return "this cell"
+        return "a notebook cell"
     return file
 
 
@@ -787,6 +788,8 @@ def _uses_jax(value: Any, depth: int = 0) -> bool:
         return True
     if kind.__name__ == "module":
         return value.__name__.split(".", 1)[0] == "jax"
+    if _top(kind) == "numpy":
+        return kind.__name__ == "ndarray" and _shows_jax_memory(value)
     if depth > 2:
         return False
     if kind.__name__ == "method":
@@ -800,13 +803,38 @@ def _uses_jax(value: Any, depth: int = 0) -> bool:
         return any(_uses_jax(v, depth + 1) for v in (*inside, *named) if v is not value)
     if kind.__name__ == "partial":
         return _uses_jax(value.func, depth + 1)
-    held = value.__dict__ if hasattr(value, "__dict__") and type(value.__dict__) is dict else {}
-    return not isinstance(value, type) and any(_uses_jax(v, depth + 2) for v in list(held.values())[:50])
+    held = _own_dict(value)
+    return not issubclass(kind, type) and any(_uses_jax(v, depth + 2) for v in list(held.values())[:50])
+
+
+def _shows_jax_memory(array: Any) -> bool:
+    """Whether a numpy array is a read-only view of a JAX array, as np.asarray and device_get give it."""
+    if array.flags.writeable:
+        return False
+    base = array.base
+    for _ in range(10):
+        if type(base) is memoryview:
+            return _top(type(base.obj)) in ("jax", "jaxlib")
+        if type(base).__name__ == "PyCapsule":
+            return _jax.imported_jax() is not None  # device_get: jaxlib keeps the memory alive by a capsule
+        if type(base).__name__ != "ndarray":
+            return False
+        base = base.base
+    return False
+
+
+def _own_dict(value: Any) -> dict[str, Any]:
+    """The object's attributes, past any `__getattr__` of the user's."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held if type(held) is dict else {}
 
 
 def _function_name(value: Any) -> str | None:
     # only real functions and jax's wrappers: `__name__` of anything else may be computed by the user
-    name = value.__dict__.get("__name__") if hasattr(value, "__dict__") else None
+    name = _own_dict(value).get("__name__")
     if name is None and type(value).__name__ in ("function", "builtin_function_or_method", "method", "type"):
         name = value.__name__
     if name is None and type(value).__module__.split(".", 1)[0] in ("jax", "jaxlib"):

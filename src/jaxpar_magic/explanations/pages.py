@@ -100,7 +100,7 @@ def _parse(text: str, code: str) -> Page:
     more = re.search(r"^More: (\S+)[ \t]*$", rest, re.M)
     if more:
         rest = rest[: more.start()] + rest[more.end() :]
-    return Page(code, match["slug"], match["title"].strip(), more.group(1) if more else None, rest.strip("\n"))
+    return Page(code, match["slug"], _plain(match["title"]), more.group(1) if more else None, rest.strip("\n"))
 
 
 def _example(match: re.Match[str]) -> Example:

@@ -14,10 +14,10 @@ _PREFIX = re.compile(
     r"^\s*(?:"
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?:[+-]\d\d:?\d\d)?[:,]?\s?"
     r"|\d\d:\d\d:\d\d(?:[.,]\d+)?\s"
-    r"|\[(?:rank)?[\w .:/,+-]{1,40}\]:?\s"
-    r"|(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?::|\s)\s?"
+    r"|\[(?:rank)?[\w .:/,+-]{1,60}\]:?\s"
+    r"|(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?::\s?|\s)"
     r"|>\s?"
-    r"|E {3,}"
+    r"|E {3}"
     r")"
 )
 _TYPE = (
@@ -37,7 +37,9 @@ _CELL = re.compile(
     r"(?:, in (?P<function>[\w.<>]+))?"
 )
 _CELL_OLD = re.compile(r"^<ipython-input-(?P<cell>\d+)-\w+> in (?P<function>[\w.<>]+)")
-_IPYTHON_FILE = re.compile(r"^(?:File )?(?P<file>[~/.\w][^:\n]*\.py)(?::(?P<line>\d+))?,? in (?P<function>[\w.<>]+)")
+_IPYTHON_FILE = re.compile(
+    r"^(?:File )?(?P<file>[~/.\w][^:\n]*\.py)(?::(?P<line>\d+))?,? in (?P<function><cell line: \d+>|[\w.<>]+)"
+)
 _ARROW = re.compile(r"^-+> ?(?P<line>\d+) ?(?P<source>.*)$")
 
 _REMOVED = re.compile(r"JAX has removed its internal frames|excludes JAX-internal frames")

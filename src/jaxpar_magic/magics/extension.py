@@ -101,7 +101,9 @@ def load(shell: Any) -> None:
         loaded.add_callback("pre_run_cell", guard.pre_run_cell)
         loaded.add_callback("post_run_cell", guard.post_run_cell)
         guard.pre_run_cell(None)  # the rest of this cell may use JAX already
-        loaded.add_callback("post_run_cell", ErrorHook(shell, explain_magics).post_run_cell)
+        hook = ErrorHook(shell, explain_magics)
+        loaded.add_undo(hook.close)
+        loaded.add_callback("post_run_cell", hook.post_run_cell)
     except BaseException:
         loaded.remove()
         raise

@@ -68,8 +68,9 @@ def _blocks(blocks: Sequence[Block], width: int) -> str:
         if not part:
             continue
         if previous is not None:
-            together = isinstance(block, Paragraph | Link) and isinstance(previous, Paragraph | Link)
-            text += "\n" if together else "\n\n"
+            # facts with labels stand line by line, prose in paragraphs
+            labelled = isinstance(block, Link) or (isinstance(block, Paragraph) and block.label is not None)
+            text += "\n" if labelled and isinstance(previous, Paragraph | Link) else "\n\n"
         text += part
         previous = block
     return text
@@ -117,9 +118,7 @@ def _table(block: Table, width: int) -> str:
     rows = [[clean(cell) for cell in row] for row in block.rows]
     if not rows:
         return "\n".join([*caption, "(none)"])
-    needed = [
-        max(_cells(line) for cell in column for line in cell.split("\n")) for column in zip(columns, *rows)
-    ]
+    needed = [max(_cells(line) for cell in column for line in cell.split("\n")) for column in zip(columns, *rows)]
     widths = _share(needed, width - len(_GAP) * (len(columns) - 1))
     if widths is None:
         return "\n".join([*caption, _records(columns, rows, width)])
@@ -129,9 +128,7 @@ def _table(block: Table, width: int) -> str:
         for n in range(max(len(cell) for cell in wrapped)):
             cells = [cell[n] if n < len(cell) else "" for cell in wrapped]
             lines.append(
-                _GAP.join(
-                    _pad(cell, w, right=i in block.numeric) for i, (cell, w) in enumerate(zip(cells, widths))
-                )
+                _GAP.join(_pad(cell, w, right=i in block.numeric) for i, (cell, w) in enumerate(zip(cells, widths)))
             )
     return "\n".join(lines)
 

@@ -101,9 +101,10 @@ def jax_at_line(failure: Failure) -> bool:
         return False
     text = user.segment or user.statement or user.source or ""
     for variable in failure.variables.values():
-        if variable.type in ("ArrayImpl", "tracer"):
-            if not variable.name.isidentifier() or re.search(rf"(?<![\w.]){re.escape(variable.name)}\b", text):
-                return True
+        name = variable.name
+        here = not name.isidentifier() or re.search(rf"(?<![\w.]){re.escape(name)}\b", text)
+        if variable.type in ("ArrayImpl", "tracer") and here:
+            return True
     return bool(re.search(r"\b(?:jnp|jax|lax)\.", text))
 
 
@@ -112,26 +113,31 @@ def enclosed(source: str) -> str:
     return source if re.fullmatch(r"[\w.]+(?:\[[^\[\]]*\]|\([^()]*\))?", source) else f"({source})"
 
 
-def static_fix(failure: Failure, argument: str | None = None, title: str | None = None) -> Fix | None:
+def static_fix(
+    failure: Failure, argument: str | None = None, function: str | None = None, title: str | None = None
+) -> Fix | None:
     """A fix that makes the traced argument of a jitted function a compile-time constant.
 
-    None if JAX does not say that the value is an argument of a function under jit: values computed inside,
-    and arguments of functions under vmap, grad or scan, cannot be constants.
+    JAX names argument and function in its message, else they are given. None if neither says that the value
+    is an argument of a function under jit: values computed inside, and arguments of functions under vmap,
+    grad or scan, cannot be constants.
     """
-    function, transform, named_argument = tracing(failure)
+    traced, transform, named_argument = tracing(failure)
     argument = argument or named_argument
-    if transform != "jit" or not argument or not re.match(r"[A-Za-z_]\w*", argument):
+    if function is None and transform != "jit":
+        return None
+    function = function or traced
+    if not argument or not re.match(r"[A-Za-z_]\w*", argument):
         return None
     base = re.match(r"\w+", argument)
     name = base.group() if base is not None else argument
     title = title or f"Make {name} a compile-time constant (compiles anew for each of its values)"
     jit = failure.call("jit")
-    if jit is not None and jit.args and "static_argn" not in jit.source:
-        if jit.args[0].startswith("lambda") or jit.args[0] == function:
-            rest = "".join(f", {k}={v}" for k, v in jit.keywords.items())
-            new = f"{jit.function}({jit.args[0]}, static_argnames={name!r}{rest})"
-            rewritten = failure.rewrite(jit.source, new)
-            return Fix(title, rewritten or new)
+    plain = jit is not None and jit.args and "static_argn" not in jit.source
+    if jit is not None and plain and (jit.args[0].startswith("lambda") or jit.args[0] == function):
+        rest = "".join(f", {k}={v}" for k, v in jit.keywords.items())
+        new = f"{jit.function}({jit.args[0]}, static_argnames={name!r}{rest})"
+        return Fix(title, failure.rewrite(jit.source, new) or new)
     if function is None or not function.isidentifier():
         return Fix(title, f"function = jax.jit(function, static_argnames={name!r})")
     return Fix(

@@ -91,7 +91,7 @@ def platform_not_there(failure: Failure) -> Finding | None:
 
 def _platform_finding(failure: Failure, asked: str, reason: str | None) -> Finding:
     first = re.split(r"[, ]", asked)[0]
-    because = f": {reason}" if reason else ""
+    because = f" ({reason})" if reason else ""
     fixes = [
         Fix(
             "Let JAX use the CPU where the platform cannot start (works now, in this process)",
@@ -144,7 +144,8 @@ def demanded_platform_fails(failure: Failure) -> Finding | None:
     asked, reason = match.group(1), " ".join(match.group(2).split())
     if asked == "rocm" and re.search(r"Could not find registered platform|GpuAllocatorConfig", reason):
         reason += ' ("gpu" tries AMD\'s rocm first in old versions; NVIDIA\'s is "cuda")'
-    return _platform_finding(failure, asked, reason[:300].rstrip("."))
+    whole = failure.environment.platforms if failure.live else None
+    return _platform_finding(failure, whole or asked, f"{asked}: {reason[:300]}".rstrip("."))
 
 
 @rule(

@@ -163,7 +163,12 @@ def _other_ways(failure: Failure, name: str | None, found: tuple[Call, str] | No
     return []
 
 
-@rule("JPX0872", "boolean-mask-under-jit", types=("NonConcreteBooleanIndexError",))
+@rule(
+    "JPX0872",
+    "boolean-mask-under-jit",
+    types=("NonConcreteBooleanIndexError",),
+    clues=("boolean indices must be concrete",),
+)
 def boolean_mask_under_jit(failure: Failure) -> Finding | None:
     match = failure.search(
         r"boolean indices must be concrete; got (?:ShapedArray\()?(?:Traced<(?:ShapedArray\()?)?(bool\[[\d,]*\])"

@@ -116,6 +116,8 @@ def _shared(failure: Failure, name: str, odd: _Axis) -> str | None:
         shape = variable.shape if variable is not None else None
         if shape is not None and odd.axis < len(shape) and shape[odd.axis] == odd.size:
             positions.append(position)
+    if not positions:  # a pasted traceback: the parameter may have the name of what was passed for it
+        positions = [n for n, argument in enumerate(outer.args) if argument == odd.argument]
     if len(positions) != 1 or len(outer.args) < 2:
         return None
     axes = re.findall(r"\d+", given or "") or ["0"]
@@ -191,7 +193,9 @@ def mapped_argument_without_that_axis(failure: Failure) -> Finding | None:
     argument = position = None
     for index, source in enumerate(call.args if call is not None else ()):
         variable = failure.variable(source) or failure.variable(f"args[{index}]")
-        number = re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?|True|False", source)
+        if re.match(r"[rbf]?['\"]", source) or (variable is not None and variable.type == "str"):
+            return None  # a string is no input at all
+        number = re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?|True|False|\w+\.(?:float|int)\d*\([^,()]*\)", source)
         if number or (variable is not None and _rank(variable) == rank):
             argument, position = source, index
             break

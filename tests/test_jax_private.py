@@ -1,0 +1,121 @@
+"""The private names of JAX that `_jax.py` uses are there and mean what it takes them to mean.
+
+Each test fails the day a JAX release takes its name away or gives it another meaning.
+"""
+
+from __future__ import annotations
+
+from conftest import run_python
+
+# --- devices ------------------------------------------------------------------------------------------------
+
+
+def test_live_platforms_reads_the_backends_that_run():
+    """`jax._src.xla_bridge._backends`"""
+    done = run_python(
+        """
+        from jaxpar_magic import _jax
+        print(_jax.live_platforms())
+        import jax
+        from jax._src import xla_bridge
+        print(_jax.live_platforms(), xla_bridge._backends)
+        jax.numpy.ones(1)
+        print(_jax.live_platforms(), sorted(xla_bridge.backends()))
+        """
+    )
+    assert done.stdout.splitlines() == ["()", "() {}", "('cpu',) ['cpu']"]
+
+
+def test_xla_flag_in_force_tells_what_xla_read():
+    """`jaxlib.xla_client.CompileOptions().executable_build_options.debug_options`"""
+    done = run_python(
+        """
+        import os
+        import jax
+        jax.numpy.ones(1)
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=7"
+        from jaxpar_magic import _jax
+        names = "xla_force_host_platform_device_count", "xla_cpu_enable_fast_math", "xla_no_such_flag"
+        print(*map(_jax.xla_flag_in_force, names))
+        """,
+        env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_cpu_enable_fast_math=true"},
+    )
+    assert done.stdout.split() == ["2", "True", "None"]
+
+
+def test_active_mesh_global_default_device_and_base_array():
+    """`jax._src.mesh.get_concrete_mesh`, `jax._src.config.default_device.get_global`; `key_data` copies nothing"""
+    done = run_python(
+        """
+        import jax, numpy as np
+        from jaxpar_magic import _jax
+        jax.config.update("jax_num_cpu_devices", 3)
+        first, second, third = jax.devices()
+        print(_jax.active_mesh(), _jax.global_default_device())
+        jax.config.update("jax_default_device", second)
+        with jax.default_device(third):
+            print(_jax.global_default_device() == second)
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+        (getattr(jax, "set_mesh", None) or jax.sharding.set_mesh)(mesh)
+        print(_jax.active_mesh() == mesh)
+        key, x = jax.random.key(0), jax.numpy.ones(1)
+        print(any(_jax.base_array(key) is a for a in jax.live_arrays()), _jax.base_array(x) is x)
+        """
+    )
+    assert done.stdout.splitlines() == ["None None", "True", "True", "True True"]
+
+
+def test_hold_backends_puts_the_same_backend_back():
+    """`jax._src.xla_bridge._backends`, `_default_backend`, `_backend_lock`"""
+    done = run_python(
+        """
+        import jax
+        from jax.extend.backend import clear_backends
+        from jaxpar_magic import _jax
+        old = jax.devices()
+        put_back = _jax.hold_backends()
+        clear_backends()
+        new = jax.devices()
+        clear_backends()
+        put_back()
+        print(new == old, jax.devices() == old, jax.numpy.ones(1).devices() == set(old))
+        """
+    )
+    assert done.stdout.split() == ["False", "True", "True"]
+
+
+def test_shard_views_sees_shards_that_were_looked_at():
+    """`addressable_shards` is kept in the array's `__dict__`"""
+    done = run_python(
+        """
+        import jax, numpy as np
+        from jaxpar_magic import _jax
+        jax.config.update("jax_num_cpu_devices", 2)
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+        x = jax.device_put(np.ones(4), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d")))
+        print(_jax.shard_views(x), len(jax.live_arrays()))
+        looked = [shard.data for shard in x.addressable_shards]
+        views = _jax.shard_views(x)
+        print(len(views), all(a is b for a, b in zip(views, looked)), len(jax.live_arrays()))
+        """
+    )
+    assert done.stdout.splitlines() == ["() 1", "2 True 3"]
+
+
+def test_before_first_backend_is_called_once_and_before_the_flags_are_read():
+    """`jaxlib.xla_client.make_cpu_client`, called through its module"""
+    done = run_python(
+        """
+        import os, jax
+        from jaxlib import xla_client
+        from jaxpar_magic import _jax
+        original = xla_client.make_cpu_client
+        def late(): os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"; print("called")
+        _jax.before_first_backend(late)
+        print(jax.device_count(), xla_client.make_cpu_client is original)
+        take_back = _jax.before_first_backend(late)
+        take_back()
+        print(xla_client.make_cpu_client is original)
+        """
+    )
+    assert done.stdout.splitlines() == ["called", "3 True", "True"]
