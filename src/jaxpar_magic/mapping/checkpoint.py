@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from .._jax import setting
-from ..errors import CheckpointError
+from ..errors import CheckpointError, JaxparError
 from .inputs import Batch
 from .options import MapOptions
 from .tracing import ItemProgram
@@ -307,6 +307,11 @@ def drop() -> None:
     """Forget what an interrupted map left."""
     global _interrupted
     _interrupted = None
+
+
+def worth_keeping(error: BaseException) -> bool:
+    """Whether the same map can go on after this error: not if its function raised, which has to change first."""
+    return isinstance(error, JaxparError) or not isinstance(error, Exception)
 
 
 def kept_note(done: int, length: int) -> str:

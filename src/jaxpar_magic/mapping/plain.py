@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ..machine import usable_cores
-from .checkpoint import Finished, identify, keep, kept_note, open_folder, take
+from .checkpoint import Finished, identify, keep, kept_note, open_folder, take, worth_keeping
 from .collect import not_finite_rows, stack_results
 from .inputs import Batch, function_name
 from .monitor import Monitor
@@ -146,12 +146,14 @@ class _Results:
             return
         if self._finished is not None and self._finished.folder is not None:
             self.keep()
-        else:
+        elif worth_keeping(error):
             identity = identify(self.batch, self.options, None, self.function)
             kept = Finished(identity, 1)
             for i, value in self.values.items():
                 kept.add(i, i + 1, [value])
             keep(kept)
+        else:
+            return
         error.add_note(kept_note(len(self.values), self.batch.length))
 
 

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 from .._jax import is_ready
 from ..errors import JaxparError
 from . import strategies
-from .checkpoint import Finished, identify, keep, kept_note
+from .checkpoint import Finished, identify, keep, kept_note, worth_keeping
 from .collect import Collector, assemble
 from .inputs import Batch, Leaf, check_widths
 from .monitor import Monitor
@@ -170,6 +171,8 @@ class _ChunkedRun:
         if plan.chunks < 2 or not done or self.options.on_error == "skip":
             return
         if self.finished is None or self.finished.folder is None:
+            if not worth_keeping(error):
+                return
             kept = Finished(identify(self.batch, self.options, self.prepared.item, self.function), plan.chunk_size)
             for begin, end in plan.bounds():
                 if self.collector.has(begin):
