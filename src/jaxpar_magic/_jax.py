@@ -184,3 +184,8 @@ def before_first_backend(function: Callable[[], None]) -> Callable[[], None]:
 
     xla_client.make_cpu_client = guarded
     return take_back
+
+
+def is_ready(array: Any) -> bool:
+    """Whether the computation of an array has ended. `Array.is_ready` is there in all versions, undocumented."""
+    return bool(array.is_ready())

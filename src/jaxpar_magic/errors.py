@@ -68,6 +68,14 @@ class WorkerError(JaxparError, RuntimeError):
     """A worker process ended or could not do its part (killed, out of memory, not picklable)."""
 
 
+class CheckpointError(JaxparError, RuntimeError):
+    """A checkpoint folder cannot be used: it belongs to another map, is damaged, or cannot be written."""
+
+
+class MapTimeout(JaxparError, TimeoutError):
+    """A map took longer than its timeout. What was finished is kept for `resume`."""
+
+
 class UnsupportedError(JaxparError, RuntimeError):
     """This JAX, Python or IPython version, or this function, cannot do what was asked."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar_magic import last_report, parmap
-from jaxpar_magic.mapping import runner
+from jaxpar_magic.mapping import prepare
 from jaxpar_magic.mapping.captured import captured, fingerprint
 
 XS = np.arange(4, dtype=np.float32)
@@ -27,8 +27,7 @@ def compilations():
             names.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(note)
-    yield names
-    # no public way to remove one listener; it only appends to a list that dies with the test
+    return names  # there is no public way to remove one listener; the list dies with the test
 
 
 def define(source, name, **namespace):
@@ -86,7 +85,10 @@ def test_calling_again_does_not_even_trace():
 )
 @pytest.mark.parametrize("jitted", [False, True])
 def test_a_changed_global_is_noticed(before, after, jitted):
-    source = "def fall(t):\n    v = g['a'] if isinstance(g, dict) else g\n    return 1 / (jnp.sum(jnp.asarray(v)) + 0.0 * t)\n"
+    source = (
+        "def fall(t):\n    v = g['a'] if isinstance(g, dict) else g\n"
+        "    return 1 / (jnp.sum(jnp.asarray(v)) + 0.0 * t)\n"
+    )
     fall, space = define(source, "fall", g=before)
     function = jax.jit(fall) if jitted else fall
     call = (lambda t: function(t)) if jitted else function
@@ -143,7 +145,7 @@ def test_memory_of_captured_arrays_is_not_kept():
     f = define("def f(x):\n    return x + big[0]\n", "f", big=big)[0]
     parmap(f, XS)
     del f, big
-    runner.forget()
+    prepare.forget()
     gc.collect()
     assert alive() is None
 

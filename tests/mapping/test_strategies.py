@@ -296,6 +296,13 @@ def test_auto_runs_ordered_callbacks_in_order():
     assert seen == list(range(8))
     np.testing.assert_array_equal(np.asarray(actual), np.arange(8.0) ** 2)
     assert last_report().strategy == "map"
+    assert "ordered callbacks run on one device only" in last_report().notes[0]
+    seen.clear()
+    parmap(job, np.arange(8, dtype=np.float32), devices=2)
+    jax.effects_barrier()
+    assert last_report().strategy == "thread"
+    assert last_report().parts == 2
+    assert sorted(seen) == list(range(8))
 
 
 def test_remainder():

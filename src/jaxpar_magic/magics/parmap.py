@@ -59,6 +59,10 @@ def make_parser() -> OptionParser:
     p.add_argument("--remainder", default="pad", metavar="HOW", help="pad (default), drop or error")
     p.add_argument("--on-error", default="raise", metavar="HOW", help="raise (default) or skip failing items")
     p.add_argument("--check", metavar="WHAT", help="finite: name the items whose result has NaN or inf")
+    p.add_argument("--checkpoint", metavar="DIR", help="keep finished chunks in a folder")
+    p.add_argument("--resume", action="store_true", help="go on from the chunks that an earlier run left")
+    p.add_argument("--timeout", metavar="SECONDS", help="stop after this time; what is done is kept for --resume")
+    p.add_argument("--no-progress", action="store_true", help="no progress bar")
     p.add_argument("-c", "--compare", nargs="?", const=True, metavar="NAMES", help="run several strategies")
     p.add_argument("--show", metavar="WHAT", help=", ".join(_SHOW) + ": instead of running")
     p.add_argument("-o", "--out", metavar="NAME", help="result into a variable; only the report line is shown")
@@ -138,12 +142,14 @@ class ParmapMagics(Magics):
             "remainder": args.remainder,
             "on_error": args.on_error,
             "check": args.check,
+            "checkpoint": args.checkpoint,
+            "resume": args.resume,
         }
         for name in ("devices", "batch_size", "chunk_size"):
             value = getattr(args, name)
             if value is not None:
                 options[name] = self._whole_number(name, value)
-        for name in ("in_axes", "out_axes", "key"):
+        for name in ("in_axes", "out_axes", "key", "timeout"):
             value = getattr(args, name)
             if value is not None:
                 options[name] = self._evaluate(value, f"--{name.replace('_', '-')} {value}")
@@ -276,9 +282,17 @@ class ParmapMagics(Magics):
         from ..mapping.compare import Comparison
         from ..mapping.options import MapOptions
         from ..mapping.result import MapResult
+        from .progress import progress_display
 
         done = api.run(
-            function, inputs, named, MapOptions(**options), compare=args.compare, show=args.show, texts=texts
+            function,
+            inputs,
+            named,
+            MapOptions(**options),
+            compare=args.compare,
+            show=args.show,
+            texts=texts,
+            display=None if args.no_progress or args.quiet else progress_display(self.shell),
         )
         if isinstance(done, MapResult) and not args.quiet:
             print("\n".join(done.report.lines()))

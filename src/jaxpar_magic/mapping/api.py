@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import JaxparWarning, OptionError
+from .checkpoint import drop
 from .compare import Comparison, compare_strategies
+from .monitor import Display, Monitor
 from .options import MapOptions
 from .result import MapReport, MapResult
 from .runner import run_map
@@ -26,10 +29,12 @@ def run(
     compare: bool | str | Sequence[str] | None = None,
     show: str | None = None,
     texts: Texts | None = None,
+    display: Callable[[], Display] | None = None,
 ) -> MapResult | Comparison | Shown:
     """What `parmap` and the magics do; they differ in how they show it. See `parmap` for the parameters.
 
-    `texts` is how the user wrote the function and the inputs, for `show="code"`.
+    `texts` is how the user wrote the function and the inputs, for `show="code"`; `display` makes what shows the
+    progress of a long run.
     """
     __tracebackhide__ = True
     global _last_report
@@ -43,7 +48,10 @@ def run(
         return show_map(show, function, inputs, named, options, texts)
     if compare:
         return compare_strategies(function, inputs, named, options, compare)
-    result = run_map(function, inputs, named, options)
+    with Monitor(display, options.timeout) as monitor:
+        result = run_map(function, inputs, named, options, monitor)
+    if options.resume:
+        drop()
     _last_report = result.report
     return result
 
@@ -74,6 +82,9 @@ def parmap(
     remainder: str = "pad",
     on_error: str = "raise",
     check: str | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    resume: bool = False,
+    timeout: float | None = None,
     compare: bool | str | Sequence[str] | None = None,
     show: str | None = None,
     quiet: bool = True,
@@ -111,6 +122,14 @@ def parmap(
         "raise" names the failing item; "skip" leaves failing items out and reports them (callbacks, plain Python).
     check:
         "finite" reports the items whose result has NaN or inf.
+    checkpoint:
+        A folder: finished chunks are kept there, each whole or not at all, so that a killed process loses at most
+        the chunk under way.
+    resume:
+        Go on from the chunks that an earlier run of the same map left, in `checkpoint` or, after an interrupt, in
+        memory. Refused, with what differs, if it was another map.
+    timeout:
+        Seconds after which the map is stopped with `MapTimeout`; looked at between chunks and while waiting for one.
     compare:
         True or names of strategies: run them, check that they agree, and return a `Comparison`.
     show:
@@ -125,7 +144,8 @@ def parmap(
 
     Raises
     ------
-    OptionError, InputError, DeviceError: nothing has run. WorkerError: a worker process was lost.
+    OptionError, InputError, DeviceError, CheckpointError: nothing has run. WorkerError: a worker process was lost.
+    MapTimeout: the time was over; what is done is kept for `resume`.
     Any exception of the function itself, with a note that names the item where it is known.
 
     Warns
@@ -140,7 +160,20 @@ def parmap(
     """
     __tracebackhide__ = True
     options = MapOptions(
-        strategy, devices, batch_size, chunk_size, in_axes, out_axes, static, key, remainder, on_error, check
+        strategy,
+        devices,
+        batch_size,
+        chunk_size,
+        in_axes,
+        out_axes,
+        static,
+        key,
+        remainder,
+        on_error,
+        check,
+        checkpoint,
+        resume,
+        timeout,
     )
     done = run(function, inputs, named, options, compare=compare, show=show)
     if not isinstance(done, MapResult):

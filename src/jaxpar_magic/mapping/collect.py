@@ -27,10 +27,12 @@ class Collector:
         self.length = length
         self._whole: list[Any] | None = None
         self._host: list[np.ndarray] | None = None
+        self._begins: set[int] = set()
 
     def add(self, begin: int, end: int, arrays: Sequence[Any]) -> None:
         """Outputs of items `begin` to `end`; longer than that where the chunk was padded."""
         count = end - begin
+        self._begins.add(begin)
         if count == self.length and all(a.shape[0] == count for a in arrays):
             self._whole = [a if _plain(a) else np.asarray(a) for a in arrays]
             return
@@ -38,6 +40,15 @@ class Collector:
             self._host = [np.empty((self.length, *a.shape[1:]), a.dtype) for a in arrays]
         for target, array in zip(self._host, arrays):
             target[begin:end] = np.asarray(array)[:count]
+
+    def has(self, begin: int) -> bool:
+        """Whether the chunk that begins there has been added."""
+        return begin in self._begins
+
+    def rows(self, begin: int, end: int) -> list[np.ndarray]:
+        """Host arrays of items `begin` to `end`, which have been added."""
+        arrays = self._whole if self._whole is not None else self._host or []
+        return [np.asarray(a)[begin:end] for a in arrays]
 
     def leaves(self, kept: Sequence[int] | None = None) -> list[Any]:
         """The stacked output arrays on the default device; only the items `kept` if given."""

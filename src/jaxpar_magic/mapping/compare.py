@@ -16,6 +16,7 @@ from ..document import Bars, Described, Document, Items, Table
 from ..errors import JaxparError
 from . import strategies
 from .inputs import Batch, make_batch
+from .monitor import Monitor
 from .options import MapOptions
 from .planner import check_strategy
 from .result import duration
@@ -182,7 +183,7 @@ def _reason(error: Exception) -> str:
 def _measure(function: Callable, batch: Batch, options: MapOptions, row: Row, notes: dict[str, None]) -> Any:
     if options.strategy in strategies.PYTHON:
         return _measure_python(function, batch, options, row, notes)
-    first = run_batch(function, batch, options)
+    first = run_batch(function, batch, options, Monitor())
     row.parts, row.compile_seconds, row.measured = (
         first.report.parts,
         first.report.compile_seconds,
@@ -192,7 +193,7 @@ def _measure(function: Callable, batch: Batch, options: MapOptions, row: Row, no
     times: list[float] = []
     while len(times) < REPEATS and (not times or sum(times) + times[-1] < REPEAT_SECONDS):
         begin = time.perf_counter()
-        jax.block_until_ready(run_batch(function, batch, options).value)
+        jax.block_until_ready(run_batch(function, batch, options, Monitor()).value)
         times.append(time.perf_counter() - begin)
     row.run_seconds = statistics.median(times)
     return first.value
@@ -200,17 +201,17 @@ def _measure(function: Callable, batch: Batch, options: MapOptions, row: Row, no
 
 def _measure_python(function, batch: Batch, options: MapOptions, row: Row, notes: dict[str, None]) -> Any:
     # The first item is left out of the timing: it may compile operations, or start workers.
-    warm = run_batch(function, batch.subset([0]), options) if batch.length > 1 else None
+    warm = run_batch(function, batch.subset([0]), options, Monitor()) if batch.length > 1 else None
     sample = batch
     if options.strategy == "serial" or batch.length > 64:
         count, begin = min(3, batch.length), time.perf_counter()
-        run_batch(function, batch.subset(range(count)), replace(options, strategy="serial"))
+        run_batch(function, batch.subset(range(count)), replace(options, strategy="serial"), Monitor())
         each = (time.perf_counter() - begin) / max(1, count)
         fitting = max(2, int(SAMPLE_SECONDS / max(each, 1e-9)))
         if fitting < batch.length:
             sample = batch.subset(np.linspace(0, batch.length - 1, fitting).astype(int).tolist())
     begin = time.perf_counter()
-    result = run_batch(function, sample, options)
+    result = run_batch(function, sample, options, Monitor())
     seconds = time.perf_counter() - begin
     row.parts, row.measured = result.report.parts, sample.length
     row.run_seconds = seconds * batch.length / max(1, sample.length)

@@ -128,6 +128,14 @@ class Batch:
         else:
             args.append(value)
 
+    def split_shared(self) -> tuple[dict[str, Any], Batch]:
+        """(keyword arguments that are the same for all items, the batch without them)."""
+        shared = [a for a in self.arguments if a.keyword and a.length() is None]
+        if not shared or self.length == 0:
+            return {}, self
+        _, kwargs = replace(self, arguments=shared, spread="").item(0)
+        return kwargs, replace(self, arguments=[a for a in self.arguments if a not in shared])
+
     # ---------------------------------------------------------------- items as arrays
 
     def stacked(self) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ class MapOptions:
     remainder: str = "pad"
     on_error: str = "raise"
     check: str | None = None
+    checkpoint: str | os.PathLike | None = None
+    resume: bool = False
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         check_strategy(self.strategy)
@@ -34,6 +38,14 @@ class MapOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise OptionError(f"{name}={value!r}: needs a whole number from 1 on.", argument=name)
+        timeout = self.timeout
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
+            raise OptionError(f"timeout={timeout!r}: needs seconds, a number above 0.", argument="timeout")
+        if self.checkpoint is not None and self.on_error == "skip":
+            raise OptionError(
+                "checkpoint and on_error='skip' do not go together: chunks with left-out items cannot be kept.",
+                argument="checkpoint",
+            )
         for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known:

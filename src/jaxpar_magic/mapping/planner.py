@@ -24,12 +24,21 @@ MEMORY_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Resources:
-    """What a map may use: devices (count and platform), cores of this process, free memory in bytes."""
+    """What a map may use.
+
+    Attributes
+    ----------
+    devices, platform: the devices.
+    cores: that this process may use, or threads that the user wants.
+    free_memory: bytes.
+    wanted: how many devices the user asked for, or None.
+    """
 
     devices: int
     platform: str
     cores: int
     free_memory: int
+    wanted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,9 @@ def choose_strategy(facts: ItemFacts, length: int, resources: Resources) -> tupl
     if length <= 1:
         return "vmap", "a single item"
     if facts.ordered:
-        return "map", "its ordered callbacks run on one device only"
+        if (resources.wanted or 1) > 1:
+            return "thread", "ordered callbacks run on one device only: in threads, in order within each part"
+        return "map", "its ordered callbacks run on one device only, in the order of items"
     item = max(facts.work_bytes, facts.input_bytes + facts.output_bytes)
     if not facts.has_loop and length * item <= TINY_BYTES:
         return "vmap", "little work: one program on one device"

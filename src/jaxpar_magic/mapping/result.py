@@ -49,6 +49,7 @@ class MapReport(Described):
     compile_seconds: tracing and compiling, 0.0 if the program was there already.
     run_seconds: from the first dispatch until the results were ready.
     reused: nothing was compiled.
+    resumed: items that an earlier run had finished.
     reasons: why this strategy, width and chunk.
     notes: what the user should know.
     failed: items whose call raised (only under on_error="skip"; they are left out of the result).
@@ -65,6 +66,7 @@ class MapReport(Described):
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
     reused: bool = False
+    resumed: int = 0
     reasons: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
     failed: list[ItemReport] = field(default_factory=list)
@@ -85,6 +87,8 @@ class MapReport(Described):
             parts.append(f"batches of {self.batch_size}" if self.batch_size > 1 else "one at a time")
         if self.chunks > 1:
             parts.append(f"{self.chunks} chunks")
+        if self.resumed:
+            parts.append(f"{self.resumed:,} from an earlier run")
         if self.batch_size is not None:
             parts.append("compiled before" if self.reused else f"compile {duration(self.compile_seconds)}")
         parts.append(f"run {duration(self.run_seconds)}")

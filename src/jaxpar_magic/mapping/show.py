@@ -12,9 +12,10 @@ from ..document import Code, Described, Document, Items, Table
 from ..errors import JaxparError, OptionError, did_you_mean
 from . import strategies
 from .inputs import Batch, check_widths, make_batch
+from .monitor import Monitor
 from .options import MapOptions
 from .planner import MapPlan, python_chunk, python_parts
-from .runner import Timer, prepare
+from .prepare import Timer, prepare
 from .source import Texts, program_code, texts_of_call
 from .strategies.base import AXIS, local_map
 from .tracing import ItemProgram
@@ -83,7 +84,7 @@ def _planned(function: Callable, batch: Batch, options: MapOptions) -> tuple[Map
     if strategy not in strategies.PYTHON:
         try:
             stacked = batch.stacked()
-            prepared = prepare(function, stacked, options, Timer())
+            prepared = prepare(function, stacked, options, Timer(), Monitor())
             mapped, shared = stacked.leaves()
             item = replace(prepared.item, notes=[*check_widths(mapped, shared), *prepared.item.notes])
             return prepared.plan, item, prepared.executable

@@ -69,6 +69,7 @@ def run_in_processes(
     stop_at_failure: bool,
     timeout: float | None = None,
     on_done: Callable[[int], None] | None = None,
+    results: dict[int, Any] | None = None,
     x64: bool = False,
     environment: Mapping[str, str] = types.MappingProxyType({}),
 ) -> tuple[dict[int, Any], list[ItemFailure]]:
@@ -97,6 +98,8 @@ def run_in_processes(
         Seconds for the whole call.
     on_done:
         Called here with the number of items finished, after each task.
+    results:
+        Filled by index as tasks end, so that what is done is there after an exception too.
     x64:
         Whether jax in the workers uses 64-bit types.
     environment:
@@ -123,6 +126,8 @@ def run_in_processes(
     pool = take_pool(worker_environment(workers, x64, environment))
     try:
         run = _Run(pool, outbound, iter(items), workers, chunk_size, on_output, stop_at_failure, timeout, on_done)
+        if results is not None:
+            run.results = results
         run.run()
     except BaseException:
         pool.kill()

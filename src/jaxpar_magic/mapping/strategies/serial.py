@@ -6,19 +6,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..inputs import Batch
+from ..monitor import Monitor
 
 
 def run_serial(
-    function: Callable, batch: Batch, indices: Sequence[int], *, stop_at_failure: bool
-) -> tuple[dict[int, Any], list[tuple[int, BaseException]]]:
-    """Call `function` for each of `indices`; (results by index, failures in order).
+    function: Callable,
+    batch: Batch,
+    indices: Sequence[int],
+    results: dict[int, Any],
+    stop_at_failure: bool,
+    monitor: Monitor,
+    on_done: Callable[[int], None],
+) -> list[tuple[int, BaseException]]:
+    """Call `function` for each of `indices`; `results` is filled by index, failures are returned in order.
 
-    With `stop_at_failure` the exception passes through, with a note that names the item.
+    With `stop_at_failure` the exception passes through, with a note that names the item. `on_done` is told the number
+    of items done after each.
     """
     __tracebackhide__ = True
-    results: dict[int, Any] = {}
     failures: list[tuple[int, BaseException]] = []
-    for i in indices:
+    for count, i in enumerate(indices, 1):
+        monitor.check()
         args, kwargs = batch.item(i)
         try:
             results[i] = function(*args, **kwargs)
@@ -27,7 +35,8 @@ def run_serial(
                 error.add_note(item_note(batch, i))
                 raise
             failures.append((i, error))
-    return results, failures
+        on_done(count)
+    return failures
 
 
 def item_note(batch: Batch, i: int) -> str:

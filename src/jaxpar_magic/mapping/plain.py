@@ -1,0 +1,219 @@
+"""Maps of plain Python: the loop, worker processes, and `auto` for functions that JAX cannot trace."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..machine import usable_cores
+from .checkpoint import Finished, identify, keep, kept_note, open_folder, take, worth_keeping
+from .collect import not_finite_rows, stack_results
+from .inputs import Batch, function_name
+from .monitor import Monitor
+from .options import MapOptions
+from .planner import python_chunk, python_parts
+from .result import ItemReport, MapReport, MapResult
+from .strategies.serial import item_note, run_serial
+from .traced import item_report, run_traced
+from .tracing import NotTraceable
+
+# A loop over items that takes less than this in all is not worth starting worker processes (1 to 3 s).
+SERIAL_SECONDS = 1.0
+
+
+def run_python(
+    function: Callable,
+    batch: Batch,
+    options: MapOptions,
+    strategy: str,
+    monitor: Monitor,
+    *,
+    done: dict[int, Any] | None = None,
+    notes: Sequence[str] = (),
+    reasons: Sequence[str] = (),
+) -> MapResult:
+    """Map with `serial` or `process`. `done` holds results of items that were computed before."""
+    __tracebackhide__ = True
+    results = _Results(function, batch, options, done or {})
+    todo = [i for i in range(batch.length) if i not in results.values]
+    workers = python_parts(strategy, len(todo), usable_cores(), options.devices)
+    chunk = python_chunk(len(todo), workers, options.chunk_size)
+    begin = time.perf_counter()
+    monitor.plan(batch.length, 1, "1 loop" if strategy == "serial" else f"{workers} workers", len(results.values))
+    monitor.phase("running")
+
+    def on_done(count: int) -> None:
+        monitor.advance(count - monitor.done_now, 1)
+        results.keep()
+
+    try:
+        if not todo:
+            failures = []
+        elif strategy == "serial":
+            failures = run_serial(function, batch, todo, results.values, options.on_error == "raise", monitor, on_done)
+        else:
+            failures = _run_workers(function, batch, todo, results.values, options, workers, chunk, monitor, on_done)
+    except BaseException as error:
+        results.keep_after(error)
+        raise
+    values = [results.values[i] for i in sorted(results.values)]
+    if not values and batch.length == 0:
+        value = _empty_value(function, batch, options, monitor)
+    else:
+        value = stack_results(values, options.out_axes)
+    jax.block_until_ready([x for x in jax.tree_util.tree_leaves(value) if isinstance(x, jax.Array)])
+    report = MapReport(
+        strategy,
+        batch.length,
+        workers,
+        "worker" if strategy == "process" else "loop",
+        chunk_size=chunk,
+        run_seconds=time.perf_counter() - begin,
+        resumed=results.resumed,
+        reasons=reasons,
+        notes=list(notes),
+        failed=[item_report(batch, i, e) for i, e in failures],
+    )
+    if options.check == "finite" and not isinstance(value, list):
+        kept = sorted(results.values)
+        rows = not_finite_rows([np.asarray(x) for x in jax.tree_util.tree_leaves(value)], len(kept))
+        report.not_finite = [ItemReport(kept[i], batch.describe_item(kept[i]), what) for i, what in rows]
+    return MapResult(value, report)
+
+
+def _run_workers(function, batch, todo, values, options, workers, chunk, monitor, on_done):
+    __tracebackhide__ = True
+    from .strategies.process import run_processes
+
+    stop = options.on_error == "raise"
+    failed = run_processes(
+        function,
+        batch,
+        todo,
+        values,
+        workers=workers,
+        chunk_size=chunk,
+        stop_at_failure=stop,
+        on_output=_print_output,
+        on_done=on_done,
+        timeout=options.timeout,
+    )
+    if failed and stop:
+        failed[0].error.add_note(item_note(batch, failed[0].index))
+        raise failed[0].error
+    return [(f.index, f.error) for f in failed]
+
+
+class _Results:
+    """Results of single items as they come, kept where the user asked for that."""
+
+    def __init__(self, function: Callable, batch: Batch, options: MapOptions, done: dict[int, Any]):
+        self.function, self.batch, self.options = function, batch, options
+        self.values: dict[int, Any] = {}
+        self._finished: Finished | None = None
+        if options.checkpoint is not None or options.resume:
+            identity = identify(batch, options, None, function)
+            if options.checkpoint is not None:
+                self._finished = open_folder(options.checkpoint, identity, 1, options.resume)
+            else:
+                self._finished = take(identity)
+            for begin, (end, values) in self._finished.chunks.items():
+                self.values.update(zip(range(begin, end), values))
+        self.resumed = len(self.values)
+        self._kept = set(self.values)
+        self.values.update(done)
+
+    def keep(self) -> None:
+        """Write what is new to the folder, in runs of neighbouring items."""
+        if self._finished is None or self._finished.folder is None:
+            return
+        new = sorted(set(self.values) - self._kept)
+        for _, group in itertools.groupby(enumerate(new), lambda pair: pair[1] - pair[0]):
+            indices = [i for _, i in group]
+            self._finished.add(indices[0], indices[-1] + 1, [self.values[i] for i in indices])
+        self._kept.update(new)
+
+    def keep_after(self, error: BaseException) -> None:
+        """What is done stays, in memory if there is no folder, and the error says so."""
+        if not self.values or self.options.on_error == "skip":
+            return
+        if self._finished is not None and self._finished.folder is not None:
+            self.keep()
+        elif worth_keeping(error):
+            identity = identify(self.batch, self.options, None, self.function)
+            kept = Finished(identity, 1)
+            for i, value in self.values.items():
+                kept.add(i, i + 1, [value])
+            keep(kept)
+        else:
+            return
+        error.add_note(kept_note(len(self.values), self.batch.length))
+
+
+def _empty_value(function: Callable, batch: Batch, options: MapOptions, monitor: Monitor) -> Any:
+    """The value of a map over no items: empty arrays if the function can be traced, else an empty list."""
+    try:
+        plain = replace(options, strategy="vmap", checkpoint=None, resume=False)
+        return run_traced(function, batch.stacked(), plain, monitor).value
+    except Exception:  # whatever keeps it from being traced: there is nothing to compute
+        return []
+
+
+def _print_output(stream: str, text: str) -> None:
+    print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+
+
+def run_untraced(
+    function: Callable,
+    batch: Batch,
+    options: MapOptions,
+    monitor: Monitor,
+    why: str | None,
+    error: Exception | None = None,
+) -> MapResult:
+    """`auto` for a function that JAX cannot trace: the first item tells whether plain Python can."""
+    __tracebackhide__ = True
+    begin = time.perf_counter()
+    done: dict[int, Any] = {}
+    try:
+        args, kwargs = batch.item(0)
+        done[0] = function(*args, **kwargs)
+    except Exception as plain:
+        if options.on_error == "skip":
+            done = {}
+        elif error is not None and not _about_tracing(error):
+            raise error from None
+        else:
+            plain.add_note(item_note(batch, 0))
+            raise plain from None
+    seconds = time.perf_counter() - begin
+    if error is not None:
+        why = f"{function_name(function)} cannot be traced by JAX ({_first_words(error)})"
+    strategy = "serial" if seconds * batch.length < SERIAL_SECONDS else "process"
+    how = "a plain loop was quick enough" if strategy == "serial" else "worker processes ran it as plain Python"
+    return run_python(
+        function, batch, options, strategy, monitor, done=done, notes=[f"{why}: {how}"], reasons=[str(why), how]
+    )
+
+
+def _about_tracing(error: Exception) -> bool:
+    kinds = tuple(
+        kind
+        for name in ("JAXTypeError", "JAXIndexError", "ConcretizationTypeError", "UnexpectedTracerError")
+        if isinstance(kind := getattr(jax.errors, name, None), type)
+    )
+    return isinstance(error, kinds) or "racer" in str(error)
+
+
+def _first_words(error: Exception) -> str:
+    line = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, NotTraceable):
+        return line
+    return f"{type(error).__name__}: {line[:70]}{'…' if len(line) > 70 else ''}"
