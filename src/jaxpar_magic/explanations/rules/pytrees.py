@@ -33,7 +33,7 @@ def _trees(failure: Failure) -> tuple[str, str]:
 )
 def tree_structures_differ(failure: Failure) -> Finding | None:
     new = failure.search(r"^pytree structure error: (.*?) at key path\s+(.*)")
-    keys = failure.search(r"^Dict key mismatch; expected keys: \[(.*?)\]; dict: (.*)", re.S)
+    keys = failure.search(r"^Dict key mismatch; expected keys: \[(.*?)\]; (dict|present keys): (.*)", re.S)
     length = failure.search(r"^(List|Tuple|Named tuple) arity mismatch: (\d+) != (\d+)")
     kind = failure.search(
         r"^Expected (dict|list|tuple|named tuple|None|OrderedDict|defaultdict), got "
@@ -61,7 +61,7 @@ def tree_structures_differ(failure: Failure) -> Finding | None:
         return None
     if keys is not None:
         have = set(re.findall(r"'([^']*)'", keys.group(1)))
-        got = set(re.findall(r"'([^']*)':", keys.group(2)))
+        got = set(re.findall(r"'([^']*)'" if keys.group(2) == "present keys" else r"'([^']*)':", keys.group(3)))
         missing, more = sorted(have - got), sorted(got - have)
         return _keys_differ(first, second, missing, more, "")
     if length is not None:
