@@ -70,6 +70,7 @@ def test_what_it_shows_is_there(executed):
         ("pmap", "3"),
         ("pmap", "3"),
     ]
+    assert len(set(re.findall(r"in process (\d+)", shown("def double(item)")))) == 2
     assert "f32[3]" in shown("--show jaxpr") and "f32[8,3]" in shown("--show jaxpr")
     assert re.findall(r"(\S+): programs started from Python: (\d)", shown("timeit")) == [
         ("vmap", "3"),
