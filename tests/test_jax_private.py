@@ -119,3 +119,56 @@ def test_before_first_backend_is_called_once_and_before_the_flags_are_read():
         """
     )
     assert done.stdout.splitlines() == ["called", "3 True", "True"]
+
+
+def test_constants_become_arguments():
+    """`Jaxpr.replace`, and the order of a jaxpr's constants and inputs."""
+    done = run_python(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        from jaxpar_magic import _jax
+        large, small = np.arange(2000.0, dtype=np.float32), np.float32([1, 2])
+        def f(x, y):
+            return x * large.sum() + y * jnp.asarray(large)[3] + jnp.asarray(small)[1]
+        closed = jax.make_jaxpr(f)(1.0, 2.0)
+        call, constants = _jax.with_constants_as_arguments(closed, 4096)
+        print(all(c.nbytes >= 4096 for c in constants), len(constants) >= 1)
+        out = jax.jit(call)(*constants, jnp.float32(1), jnp.float32(2))
+        print(float(out[0]) == float(large.sum() + 2 * large[3] + 2))
+        """
+    )
+    assert done.stdout.split() == ["True", "True", "True"]
+
+
+def test_ordered_effects_are_told_by_name():
+    """`OrderedDebugEffect`, `OrderedIOEffect`"""
+    done = run_python(
+        """
+        import jax
+        from jax.experimental import io_callback
+        from jaxpar_magic import _jax
+        def debug(ordered):
+            return jax.make_jaxpr(lambda x: (jax.debug.callback(print, x, ordered=ordered), x)[1])(1.0)
+        def io(ordered):
+            return jax.make_jaxpr(lambda x: io_callback(print, None, x, ordered=ordered))(1.0)
+        print([_jax.ordered_effects(make(ordered)) for make in (debug, io) for ordered in (True, False)])
+        """
+    )
+    assert done.stdout.strip() == "[True, False, True, False]"
+
+
+def test_settings_and_readiness():
+    """Attributes of `jax.config` inside context managers; `Array.is_ready`"""
+    done = run_python(
+        """
+        import jax, jax.numpy as jnp
+        from jaxpar_magic import _jax
+        print(_jax.setting("jax_enable_x64"), _jax.setting("no_such_setting", "nothing"))
+        with jax.default_matmul_precision("highest"):
+            print(_jax.setting("jax_default_matmul_precision"))
+        x = jnp.ones(3)
+        x.block_until_ready()
+        print(_jax.is_ready(x))
+        """
+    )
+    assert done.stdout.split() == ["False", "nothing", "highest", "True"]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from ..programs import Compiled
+from ..programs import Compiled, compile_program
 from ..tracing import ItemProgram
 
 # The name of the mesh axis in programs and in printed code.
@@ -100,14 +100,22 @@ def place_on_one(arrays: Sequence[Any], device: Any) -> list:
     return placed
 
 
-def mesh_shardings(devices: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """(mesh, sharding that splits axis 0, sharding that replicates) over `devices`."""
-    mesh = jax.sharding.Mesh(np.asarray(devices, dtype=object), (AXIS,))  # axes are Auto, in every version
+def device_mesh(layout: Layout) -> jax.sharding.Mesh:
+    """A one-dimensional mesh of the layout's devices. Its axis is Auto, in every version."""
+    return jax.sharding.Mesh(np.asarray(layout.devices, dtype=object), (AXIS,))
+
+
+def sharded_executable(function: Callable[[list, list], list], item: ItemProgram, layout: Layout) -> Executable:
+    """Compile a function of a whole chunk whose mapped arrays are split over the devices, the shared ones copied."""
+    __tracebackhide__ = True
+    mesh = device_mesh(layout)
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return mesh, split, replicated
+    compiled = compile_program(
+        function, *shapes(item, layout.size), devices=layout.devices, in_shardings=(split, replicated)
+    )
 
+    def placing(sharding: Any) -> Callable[[list], list]:
+        return lambda arrays: jax.device_put(list(arrays), sharding) if arrays else []
 
-def place_sharded(arrays: Sequence[Any], sharding: Any) -> list:
-    """Arrays with the given sharding, transferred in one call."""
-    return jax.device_put(list(arrays), sharding) if arrays else []
+    return Executable(compiled, placing(split), placing(replicated), compiled.call)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import jax
 
-from ..programs import compile_program
 from ..tracing import ItemProgram
-from .base import AXIS, Executable, Layout, local_map, mesh_shardings, place_sharded, shapes
+from .base import AXIS, Executable, Layout, device_mesh, local_map, sharded_executable
 
 _P = jax.sharding.PartitionSpec
 
@@ -19,25 +18,16 @@ class ShardMap:
 
     def prepare(self, item: ItemProgram, layout: Layout) -> Executable:
         __tracebackhide__ = True
-        mesh, split, replicated = mesh_shardings(layout.devices)
         # check_vma=False: a scan with a constant initial carry fails the check ("carry input and carry output must
         # have equal types … {V:devices}"), and in a plain map nothing varies across shards by mistake.
         function = jax.shard_map(
             local_map(item, layout.part_size, layout.width),
-            mesh=mesh,
+            mesh=device_mesh(layout),
             in_specs=(_P(AXIS), _P()),
             out_specs=_P(AXIS),
             check_vma=False,
         )
-        compiled = compile_program(
-            function, *shapes(item, layout.size), devices=layout.devices, in_shardings=(split, replicated)
-        )
-        return Executable(
-            compiled,
-            lambda arrays: place_sharded(arrays, split),
-            lambda arrays: place_sharded(arrays, replicated),
-            compiled.call,
-        )
+        return sharded_executable(function, item, layout)
 
 
 SHARD_MAP = ShardMap()

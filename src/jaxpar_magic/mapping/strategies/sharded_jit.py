@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..programs import compile_program
 from ..tracing import ItemProgram
-from .base import Executable, Layout, local_map, mesh_shardings, place_sharded, shapes
+from .base import Executable, Layout, local_map, sharded_executable
 
 
 @dataclass(frozen=True)
@@ -15,19 +14,9 @@ class ShardedJit:
 
     def prepare(self, item: ItemProgram, layout: Layout) -> Executable:
         __tracebackhide__ = True
-        _, split, replicated = mesh_shardings(layout.devices)
         # Always the full width: a loop over batches would be a loop over the sharded axis. `--batch-size` bounds
         # the chunk instead (see planner).
-        function = local_map(item, layout.size, layout.size)
-        compiled = compile_program(
-            function, *shapes(item, layout.size), devices=layout.devices, in_shardings=(split, replicated)
-        )
-        return Executable(
-            compiled,
-            lambda arrays: place_sharded(arrays, split),
-            lambda arrays: place_sharded(arrays, replicated),
-            compiled.call,
-        )
+        return sharded_executable(local_map(item, layout.size, layout.size), item, layout)
 
 
 JIT = ShardedJit()
