@@ -11,10 +11,11 @@ import textwrap
 
 import pytest
 
-_DECIDES_DEVICES = ("JAX_", "XLA_", "JAXPAR_")
+# What decides devices, and what importing jax in this process leaves for its children.
+_OF_JAX = ("JAX_", "XLA_", "JAXPAR_", "TF_CPP_", "TPU_")
 
 # What the person who runs the tests has set must not decide their outcome, in this process or a child.
-for _name in [name for name in os.environ if name.startswith(_DECIDES_DEVICES)]:
+for _name in [name for name in os.environ if name.startswith(_OF_JAX)]:
     del os.environ[_name]
 
 
@@ -50,7 +51,7 @@ def run_python(code: str, *, env: dict[str, str] | None = None, timeout: float =
 
 def _environment(env: dict[str, str] | None) -> dict[str, str]:
     # Again, since a test may have set such a variable in this process.
-    return {k: v for k, v in os.environ.items() if not k.startswith(_DECIDES_DEVICES)} | (env or {})
+    return {k: v for k, v in os.environ.items() if not k.startswith(_OF_JAX)} | (env or {})
 
 
 def run_notebook(
