@@ -80,6 +80,7 @@ class Variable:
     devices: int | None = None
     stale: bool = False
     uses_jax: bool = False
+    module: str | None = None
 
     @property
     def tracer(self) -> bool:
@@ -146,18 +147,29 @@ class Call:
 
     `jax.pmap(f, in_axes=(0, None))(x, y)` holds two calls: the outer one has `function`
     "jax.pmap(f, in_axes=(0, None))" and `args` ("x", "y"); the inner one has `function` "jax.pmap" and
-    `keywords` {"in_axes": "(0, None)"}.
+    `keywords` {"in_axes": "(0, None)"}. `partial(jax.pmap, axis_name="i")` counts as a call of `jax.pmap`;
+    `through` is then "partial".
     """
 
     source: str
     function: str
     args: tuple[str, ...]
     keywords: Mapping[str, str]
+    through: str | None = None
 
     @property
     def name(self) -> str:
         """Last part of the function's dotted name: "pmap"; "" if a call or a lambda is called."""
         return self.function.rsplit(".", 1)[-1] if re.fullmatch(r"[\w.]+", self.function) else ""
+
+    def changed(self, function: str | None = None, **keywords: str | None) -> str:
+        """The call's source with another function, or with keywords set (None: left out)."""
+        merged = {k: v for k, v in {**self.keywords, **keywords}.items() if v is not None}
+        arguments = [*self.args, *(f"{k}={v}" for k, v in merged.items())]
+        name = function or self.function
+        if self.through is not None:
+            return f"{self.through}({', '.join([name, *arguments])})"
+        return f"{name}({', '.join(arguments)})"
 
 
 @dataclass(frozen=True)
@@ -758,8 +770,12 @@ def _describe(name: str, value: Any) -> Variable:
             return Variable(name, type_name, shape, str(source.dtype), element=element, devices=devices)
     if kind.__name__ == "module":
         return Variable(name, "module", value=value.__name__)
+    if kind.__name__ == "ufunc":
+        return Variable(name, "ufunc", value=value.__name__, module="numpy")
     if callable(value):
-        return Variable(name, kind.__name__, value=_function_name(value))
+        functions = ("function", "builtin_function_or_method", "_ArrayFunctionDispatcher")
+        module = getattr(value, "__module__", None) if kind.__name__ in functions else None
+        return Variable(name, kind.__name__, value=_function_name(value), module=module)
     return Variable(name, kind.__name__)
 
 
@@ -835,7 +851,13 @@ def _own_dict(value: Any) -> dict[str, Any]:
 def _function_name(value: Any) -> str | None:
     # only real functions and jax's wrappers: `__name__` of anything else may be computed by the user
     name = _own_dict(value).get("__name__")
-    if name is None and type(value).__name__ in ("function", "builtin_function_or_method", "method", "type"):
+    if name is None and type(value).__name__ in (
+        "function",
+        "_ArrayFunctionDispatcher",
+        "builtin_function_or_method",
+        "method",
+        "type",
+    ):
         name = value.__name__
     if name is None and type(value).__module__.split(".", 1)[0] in ("jax", "jaxlib"):
         name = getattr(value, "__name__", None)
@@ -853,17 +875,15 @@ def _calls(text: str | None) -> list[Call]:
     if tree is None:
         return []
     found = []
+    write = _writer(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            write = _writer(source)
-            found.append(
-                Call(
-                    write(node),
-                    write(node.func),
-                    tuple(write(arg) for arg in node.args),
-                    {k.arg: write(k.value) for k in node.keywords if k.arg is not None},
-                )
-            )
+            function, args = write(node.func), tuple(write(arg) for arg in node.args)
+            keywords = {k.arg: write(k.value) for k in node.keywords if k.arg is not None}
+            through = None
+            if re.fullmatch(r"(functools\.)?partial", function) and args and re.fullmatch(r"[\w.]+", args[0]):
+                through, function, args = function, args[0], args[1:]
+            found.append(Call(write(node), function, args, keywords, through))
     return found
 
 

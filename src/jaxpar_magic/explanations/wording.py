@@ -51,7 +51,7 @@ def device_count_fix(failure: Failure, count: int) -> Fix | None:
 
     In IPython it is `%jaxdevices`, which works while the backend runs.
     """
-    if failure.environment.platform not in (None, "cpu") or not 1 <= count <= 256:
+    if failure.environment.platform not in (None, "cpu") or not 1 <= count <= 64:
         return None
     title = f"Give JAX {counted(count, 'CPU device')} (works now, no restart), then run the cell again"
     if failure.environment.interactive:
@@ -60,9 +60,13 @@ def device_count_fix(failure: Failure, count: int) -> Fix | None:
     return Fix(title, f"from jaxpar_magic import devices\ndevices({count})")
 
 
-def parmap_fix(failure: Failure, function: str, inputs: str, title: str | None = None) -> Fix:
+def parmap_fix(
+    failure: Failure, function: str, inputs: str, title: str | None = None, in_axes: str | None = None
+) -> Fix:
     """A fix that maps `function` over `inputs` (source text) with this package, for any number of items."""
     title = title or "Map any number of items over the devices there are"
     if failure.environment.interactive and re.fullmatch(r"[A-Za-z_][\w.]*", function):
-        return Fix(title, f"%parmap {function} {inputs}")
-    return Fix(title, f"from jaxpar_magic import parmap\nresult = parmap({function}, {inputs})")
+        axes = f" --in-axes {in_axes.replace(' ', '')}" if in_axes is not None else ""
+        return Fix(title, f"%parmap {function} {inputs}{axes}")
+    axes = f", in_axes={in_axes}" if in_axes is not None else ""
+    return Fix(title, f"from jaxpar_magic import parmap\nresult = parmap({function}, {inputs}{axes})")

@@ -7,7 +7,6 @@ import re
 
 from ..context import Call, Failure, parse_fragment
 from ..explanation import Fix
-from .tracers import tracing
 
 # Names of JAX's own tracers: a class of the user's may end in "Tracer" too.
 TRACER = r"(?:DynamicJaxpr|Jit|Batch|Vmap|JVP|Grad|Linearize|Jaxpr|ShardMap|Remat|Jet|Map)Tracer"
@@ -116,6 +115,23 @@ def jax_at_line(failure: Failure) -> bool:
 def enclosed(source: str) -> str:
     """The source of an operand, in parentheses where it needs them."""
     return source if re.fullmatch(r"[\w.]+(?:\[[^\[\]]*\]|\([^()]*\))?", source) else f"({source})"
+
+
+def tracing(failure: Failure) -> tuple[str | None, str | None, str | None]:
+    """(function, transformation, argument) that JAX names in its message; None where it does not.
+
+    ("relu", "jit", "x") from "… while tracing the function relu at case.py:3 for jit. … argument x."
+    """
+    match = failure.search(r"while tracing the function (\S+) at .*? for (\w+)\.")
+    argument = failure.search(r"depends on the values? of the arguments? ([^\n]+?)\.(?:\n|$)")
+    if match is not None:
+        return match.group(1), match.group(2), argument.group(1) if argument else None
+    function = failure.user.function if failure.user is not None else None
+    if failure.search(r"This (?:Batch|Vmap)Tracer"):
+        return function, "vmap", None
+    if failure.search(r"This (?:JVP|Linearize)Tracer"):
+        return function, "grad", None
+    return None, None, None
 
 
 def static_fix(

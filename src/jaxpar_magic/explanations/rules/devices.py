@@ -8,6 +8,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, device_count_fix, listed, parmap_fix, sizes
+from .vmap import in_pmap
 
 _PMAP_WHY = (
     "pmap runs each item of the leading axis on a device of its own, so it takes at most as many items as "
@@ -25,13 +26,16 @@ _PMAP_ONLY = (
 
 
 def _vmap_source(failure: Failure) -> str | None:
-    """The user's line with vmap in place of pmap."""
+    """The user's line, or the definition of what it calls, with vmap in place of pmap."""
     inner = failure.call("pmap")
-    if inner is None:
-        return None
-    keywords = [f"{k}={v}" for k, v in inner.keywords.items() if k not in _PMAP_ONLY]
-    function = re.sub(r"pmap$", "vmap", inner.function)
-    return failure.rewrite(inner.source, f"{function}({', '.join([*inner.args[:2], *keywords])})")
+    if inner is not None:
+        without = dict.fromkeys(_PMAP_ONLY)
+        return failure.rewrite(inner.source, inner.changed(re.sub(r"pmap$", "vmap", inner.function), **without))
+    for definition in failure.definitions.values():
+        decorator = re.match(r"@([\w.]*)pmap\n", definition)
+        if decorator is not None:
+            return failure.rewrite(decorator.group(), f"@{decorator.group(1)}vmap\n")
+    return None
 
 
 def _pmap_fixes(failure: Failure, items: int | None, listed_too_few: bool) -> list[Fix]:
@@ -40,12 +44,11 @@ def _pmap_fixes(failure: Failure, items: int | None, listed_too_few: bool) -> li
     if listed_too_few:
         code = None
         if calls is not None and "devices" in calls[1].keywords:
-            rest = [f"{k}={v}" for k, v in calls[1].keywords.items() if k != "devices"]
-            everywhere = f"{calls[1].function}({', '.join([*calls[1].args, *rest])})"
-            code = failure.rewrite(calls[1].source, everywhere)
+            code = failure.rewrite(calls[1].source, calls[1].changed(devices=None))
         fixes.append(Fix("Let pmap use all devices (no devices=)", code or "result = jax.pmap(function)(inputs)"))
-    if calls is not None and calls[1].args and len(calls[0].args) == 1:
-        fixes.append(parmap_fix(failure, calls[1].args[0], calls[0].args[0]))
+    if calls is not None and calls[1].args and len(calls[0].args) == 1 and "axis_name" not in calls[1].keywords:
+        in_axes = calls[1].keywords.get("in_axes")
+        fixes.append(parmap_fix(failure, calls[1].args[0], calls[0].args[0], in_axes=in_axes))
     if items is not None and not listed_too_few:
         count = device_count_fix(failure, items)
         if count is not None:
@@ -120,7 +123,7 @@ def pmap_squeezes(failure: Failure) -> Finding | None:
     if axis >= len(shape):
         return None
     rows = shape[axis]
-    if _in_pmap(failure):
+    if in_pmap(failure):
         items, devices = _items_and_devices(failure, rows, axis)
         return _pmap_finding(failure, items, devices)
     if failure.frames or failure.from_jax is False:
@@ -132,14 +135,15 @@ def pmap_squeezes(failure: Failure) -> Finding | None:
     "JPX0104",
     "pmap-needs-devices",
     types=("ValueError",),
-    clues=("_internal_pmap_axis_name", "call_wrapped"),
+    clues=("is partitioned", "maps array axis"),
+    priority=5,
 )
 def pmap_splits_unevenly(failure: Failure) -> Finding | None:
     # JAX 0.8 on, where the items do not even divide by the devices
     match = failure.search(
         r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) "
-    ) or failure.search(r"maps array axis (\d+) \(of size (\d+)\) to mesh axis '<axis \w+>' \(of size (\d+)\)")
-    if match is None:
+    ) or failure.search(r"maps array axis (\d+) \(of size (\d+)\) to mesh axis '[^']+' \(of size (\d+)\)")
+    if match is None or not in_pmap(failure):
         return None
     axis, one, other = map(int, match.groups())
     items, devices = max(one, other), min(one, other)
@@ -150,13 +154,6 @@ def pmap_splits_unevenly(failure: Failure) -> Finding | None:
     if not lengths and argument is not None and argument.group(1) != "0":
         return None  # the first argument divides and this one does not
     return _pmap_finding(failure, items, devices, guess=not lengths and argument is None)
-
-
-def _in_pmap(failure: Failure) -> bool:
-    if failure.raised_in("jax/_src/pmap.py"):
-        return True
-    # a pmap inside a jitted function: JAX removes the frame
-    return failure.frames_removed and failure.call("pmap") is not None
 
 
 def _argument_lengths(failure: Failure, axis: int) -> set[int]:
@@ -312,6 +309,13 @@ def _operands(failure: Failure, parameters: list[str | None]) -> list[str]:
             return simple
         if len(call.args) == 1 and parameters[1] is None:
             return [call.args[0], names[1]]
+        listed_in = (
+            re.fullmatch(r"[\[(]\s*([A-Za-z_]\w*)\s*,\s*([A-Za-z_]\w*)\s*,?\s*[\])]", call.args[0])
+            if call.args
+            else None
+        )
+        if listed_in is not None:
+            return [listed_in.group(1), listed_in.group(2)]
     return names
 
 

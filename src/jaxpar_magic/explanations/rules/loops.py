@@ -178,14 +178,19 @@ def carry_structure_changes(failure: Failure) -> Finding | None:
         what=f"The body of {loop} returns a carry that is built in another way than the one it gets{how}.",
         why="JAX compiles the loop's body once for all steps, so the carry must keep its structure: the same "
         "containers, the same number of parts, the same keys.",
-        fixes=[
-            Fix(
-                "Return the carry built like the initial one",
-                "return (first, second), output        # a tuple if the initial carry is a tuple",
-            )
-        ],
+        fixes=[Fix("Return the carry built like the initial one", _alike(found[0].group(2) if found else ""))],
         facts={"loop": loop, "carries": tuple(m.group(1) for m in found)},
     )
+
+
+def _alike(before: str) -> str:
+    if "dict" in before:
+        return "return {**carry, 'name': new_value}, output        # all the keys that the carry came with"
+    if "list" in before:
+        return "return [first, second], output        # a list, as the carry came"
+    if "tuple" in before:
+        return "return (first, second), output        # a tuple, as the carry came"
+    return "return new_carry, output        # of the same class, with the same parts"
 
 
 def _kind(text: str) -> str:

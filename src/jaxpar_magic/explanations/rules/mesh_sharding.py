@@ -8,8 +8,9 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, device_count_fix, listed, product, sizes
+from .vmap import in_pmap
 
-_PMAP_AXIS = "_internal_pmap_axis_name"  # pmap's own mesh since JAX 0.10: not the user's sharding
+_SPEC = r"((?:PartitionSpec|P)\([^()]*(?:\([^()]*\)[^()]*)*\))"
 
 
 def readable_spec(text: str) -> str:
@@ -104,13 +105,13 @@ def size_not_divisible(failure: Failure) -> Finding | None:
         r"global size of its dimension (\d+) should be divisible by (\d+), but it is equal to (\d+)",
     ):
         found = found or failure.search(pattern)
-    if found is None or _PMAP_AXIS in failure.text:
+    if found is None or in_pmap(failure):
         return None
     axis, parts, size = map(int, found.groups())
     shape_text = failure.search(r"(?:full shape|Got shape): \(([\d, ]*)\)")
     shape = sizes(shape_text.group(1)) if shape_text is not None else ()
     path = failure.search(r"(arguments?|outputs?) with pytree key path (\S+) was given")
-    spec = failure.search(r"spec=((?:PartitionSpec|P)\([^)]*(?:\([^)]*\)[^)]*)*\))")
+    spec = failure.search("spec=" + _SPEC)
     name = _split_array(failure, path.group(2) if path is not None and path.group(1).startswith("arg") else None)
     thing = name or ("the result" if path is not None and path.group(1).startswith("out") else "the array")
     spec_text = readable_spec(spec.group(1)) if spec is not None else "the sharding"
@@ -173,13 +174,13 @@ def uneven_fixes(
     clues=("aval's ndim", "valid for values of rank", "P("),
 )
 def spec_longer_than_rank(failure: Failure) -> Finding | None:
-    if _PMAP_AXIS in failure.text:
+    if in_pmap(failure):
         return None
     match = failure.search(r"Length of sharding\.spec \((\d+)\) must be equal to aval's ndim \((\d+)\)")
     match = match or failure.search(
         r"valid for values of rank at least (\d+), but was applied to a value of rank (\d+)"
     )
-    spec_text = failure.search(r"(?:spec=|sharding\.spec )((?:PartitionSpec|P)\([^)]*(?:\([^)]*\)[^)]*)*\))")
+    spec_text = failure.search(r"(?:spec=|sharding\.spec )" + _SPEC)
     if match is not None:
         length, rank = int(match.group(1)), int(match.group(2))
     else:
@@ -207,14 +208,21 @@ def spec_longer_than_rank(failure: Failure) -> Finding | None:
 
 
 def _first_entries(spec: str, count: int) -> str:
+    """The spec with `count` entries: the first ones, or those that name an axis if the first ones do not."""
     entries = re.findall(r"\([^()]*\)|[^,()\s]+", spec[2:-1])
-    return f"P({', '.join(entries[:count])})"
+    kept = entries[:count]
+    if all(entry == "None" for entry in kept):
+        kept = [entry for entry in entries if entry != "None"][:count] or kept
+    return f"P({', '.join(kept)})"
 
 
 def _spec_in_source(failure: Failure, spec: str) -> str | None:
+    def plain(text: str) -> str:
+        return re.sub(r"\s", "", readable_spec(text)).replace('"', "'")
+
     for frame in failure.user_frames[:1]:
-        for found in re.findall(r"(?:PartitionSpec|P)\([^()]*(?:\([^()]*\)[^()]*)*\)", frame.statement or ""):
-            if readable_spec(found).replace('"', "'") == spec:
+        for found in re.findall(_SPEC, frame.statement or ""):
+            if plain(found) == plain(spec):
                 return str(found)
     return None
 

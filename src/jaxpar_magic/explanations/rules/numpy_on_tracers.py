@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
+from typing import Any
 
+from ... import _jax
 from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
-from .tracers import tracing
+from ._lines import tracing
 
 _WHY = (
     "While JAX traces a function{transform}, its values are stand-ins (tracers) that have a shape and a dtype but no "
@@ -15,6 +18,14 @@ _WHY = (
 )
 
 _SPELLED_OTHERWISE = {"concat": "concatenate", "product": "prod", "in1d": "isin", "asscalar": "asarray"}
+
+# ufuncs of scipy.special that jax.scipy.special has
+_SPECIAL = frozenset(
+    ["bernoulli", "beta", "betainc", "betaln", "digamma", "entr", "erf", "erfc", "erfinv", "exp1", "expi", "expit"]
+    + ["expn", "factorial", "gamma", "gammainc", "gammaincc", "gammaln", "hyp1f1", "hyp2f1", "i0", "i0e", "i1", "i1e"]
+    + ["kl_div", "log_ndtr", "log_softmax", "logit", "loggamma", "multigammaln", "ndtr", "ndtri", "poch", "polygamma"]
+    + ["rel_entr", "softmax", "spence", "xlog1py", "xlogy", "zeta"]
+)
 
 
 def _traced(failure: Failure) -> str:
@@ -34,16 +45,40 @@ def _why(failure: Failure, who: str) -> str:
 
 
 def _numpy_call(failure: Failure) -> Call | None:
-    """The user's call of a numpy function, by the name that the user gave to numpy."""
+    """The user's call of a numpy function, by whatever name: `np.sin`, `numpy.linalg.norm`, `sin`."""
     for frame in failure.user_frames[:1]:
         for call in frame.calls:
+            if not re.fullmatch(r"[\w.]+", call.function):
+                continue
             root = call.function.split(".", 1)[0]
             variable = failure.variable(root)
-            module = variable is not None and variable.type == "module" and variable.value == "numpy"
-            known = variable is None and root in ("np", "numpy", "onp")
-            if (module or known) and re.fullmatch(r"[\w.]+", call.function):
+            if variable is None:
+                numpys = root in ("np", "numpy", "onp")
+            elif variable.type == "module":
+                numpys = variable.value is not None and re.match(r"numpy\b", variable.value) is not None
+            else:
+                numpys = variable.module is not None and re.match(r"numpy\b", variable.module) is not None
+            if numpys:
                 return call
     return None
+
+
+def _jax_name(failure: Failure, call: Call) -> str | None:
+    """JAX's function of the same name, if there is one: "jnp.sin", "jax.scipy.special.erf"."""
+    root, _, rest = call.function.partition(".")
+    variable = failure.variable(root)
+    dotted = rest or (variable.value if variable is not None and variable.value else root)
+    prefix = ""
+    if variable is not None and variable.type == "module" and variable.value and "." in variable.value:
+        prefix = variable.value.split(".", 1)[1] + "."  # `from numpy import linalg`
+    dotted = _SPELLED_OTHERWISE.get(dotted, dotted)
+    jax = _jax.imported_jax()
+    found: Any = sys.modules.get("jax.numpy")
+    for part in (prefix + dotted).split("."):
+        found = getattr(found, part, None)
+    if found is not None or jax is None:
+        return f"jnp.{prefix}{dotted}"
+    return f"jax.scipy.special.{dotted}" if dotted in _SPECIAL else None
 
 
 def _library(failure: Failure) -> str | None:
@@ -148,15 +183,12 @@ def numpy_on_a_traced_value(failure: Failure) -> Finding | None:
             ],
             facts={"type": _traced(failure)},
         )
-    dotted = call.function.split(".", 1)[1] if "." in call.function else call.function
-    dotted = _SPELLED_OTHERWISE.get(dotted, dotted)
-    new = f"jnp.{dotted}"
-    fixes = [
-        Fix(
-            f"Use {new}, which works on traced values",
-            failure.rewrite(call.function + "(", new + "(") or f"{new}(x)",
-        )
-    ]
+    new = _jax_name(failure, call)
+    fixes = []
+    if new is not None:
+        first = f"import {new.rsplit('.', 1)[0]}\n" if new.startswith("jax.scipy") else ""
+        code = failure.rewrite(call.function + "(", new + "(") or f"{new}(x)"
+        fixes.append(Fix(f"Use {new}, which works on traced values", first + code))
     if call.args:
         name = call.args[0] if call.args[0].isidentifier() else "x"
         fixes.append(_callback_fix(f"{call.function}(v)", name))

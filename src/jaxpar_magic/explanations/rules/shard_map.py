@@ -9,6 +9,7 @@ from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import array_type, counted, listed
 from .mesh_sharding import readable_spec, uneven_fixes
+from .vmap import in_pmap
 
 _TYPE = r"(\w+\[[^\]]*\](?:\{[^}]*\})?)"
 
@@ -45,7 +46,7 @@ def shard_map_size_not_divisible(failure: Failure) -> Finding | None:
         r"\(of size (\d+)\) to mesh ax[ie]s '?(.+?)'? \(of (?:total )?size (\d+)\)",
         re.S,
     )
-    if match is None or "<axis 0x" in match.group(8):
+    if match is None or in_pmap(failure):
         return None
     path, type_text, parameter, _, spec, axis_text, size_text, mesh_axis, parts_text = match.groups()
     axis, size, parts = int(axis_text), int(size_text), int(parts_text)
@@ -106,7 +107,7 @@ def _with_spec(failure: Failure, keyword: str, path: str, spec: str) -> str:
         if entries is not None and position is not None and int(position.group(1)) < len(entries):
             entries[int(position.group(1))] = spec
             new = f"({', '.join(entries)}{',' if len(entries) == 1 else ''})"
-        elif entries is None and path in ("", "[0]"):
+        elif entries is None and path in ("", "[0]") and given[0] not in "{[":
             new = spec
         else:
             return f"{keyword} = {spec}"
@@ -222,8 +223,8 @@ def without_check(failure: Failure) -> str:
     """The user's shard_map call without the check of what differs between devices."""
     option = "check_rep" if failure.search(r"check_rep=False") else "check_vma"  # its name up to JAX 0.5
     call = failure.call("shard_map")
-    if call is not None and option not in call.keywords:
-        code = failure.rewrite(call.source, f"{call.source[:-1].rstrip().rstrip(',')}, {option}=False)")
+    if call is not None:
+        code = failure.rewrite(call.source, call.changed(**{option: "False"}))
         if code is not None:
             return code
     return f"jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, {option}=False)"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 
 from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
+from ._lines import static_fix, tracing
 
 _WHY = (
     "While JAX traces a function{transform}, its arguments are stand-ins (tracers) that have a shape and a dtype "
@@ -15,38 +17,10 @@ _WHY = (
 )
 
 
-def tracing(failure: Failure) -> tuple[str | None, str | None, str | None]:
-    """(function, transformation, argument) that JAX names in its message; None where it does not.
-
-    ("relu", "jit", "x") from "… while tracing the function relu at case.py:3 for jit. … argument x."
-    """
-    match = failure.search(r"while tracing the function (\S+) at .*? for (\w+)\.")
-    argument = failure.search(r"depends on the values? of the arguments? ([^\n]+?)\.(?:\n|$)")
-    if match is not None:
-        return match.group(1), match.group(2), argument.group(1) if argument else None
-    function = failure.user.function if failure.user is not None else None
-    if failure.search(r"This (?:Batch|Vmap)Tracer"):
-        return function, "vmap", None
-    if failure.search(r"This (?:JVP|Linearize)Tracer"):
-        return function, "grad", None
-    return None, None, None
-
-
-def static_fix(failure: Failure) -> Fix | None:
-    """Make the argument a compile-time constant, where jit is what traces and the argument is a plain one."""
-    function, transform, argument = tracing(failure)
-    if transform != "jit" or argument is None or function is None or not argument.isidentifier():
-        return None
-    name = function if function.isidentifier() else "function"
-    return Fix(
-        f"Make {argument} a compile-time constant (compiled anew for each value)",
-        f"{name} = jax.jit({name}, static_argnames={argument!r})",
-    )
-
-
 def _construct(failure: Failure) -> tuple[str | None, str | None]:
     """What asked for the truth, and of which expression: ("if", "x > 0"), ("while", …), ("and", …),
-    ("or", …), ("not", …), ("in", …), ("chain", "0 < x < 1"), ("call", "max(x, 0)"); (None, …) if unknown.
+    ("or", …), ("not", …), ("in", …), ("chain", "0 < x < 1"), ("assert", …), ("call", "max(x, 0)");
+    (None, …) if unknown.
     """
     frame = failure.user
     if frame is None:
@@ -95,7 +69,9 @@ def _kind(node: ast.expr, parents: dict[ast.AST, ast.AST], *, told: bool) -> str
     parent = parents.get(whole)
     if isinstance(parent, ast.While) and parent.test is whole:
         return "while"
-    if isinstance(parent, ast.If | ast.IfExp | ast.Assert) and parent.test is whole:
+    if isinstance(parent, ast.Assert) and parent.test is whole:
+        return "assert"
+    if isinstance(parent, ast.If | ast.IfExp) and parent.test is whole:
         return "if"
     if isinstance(parent, ast.comprehension) and whole in parent.ifs:
         return "if"
@@ -132,13 +108,22 @@ def _facts(failure: Failure, condition: str | None) -> dict[str, str | None]:
 def array_condition(source: str) -> str:
     """A Python condition as one on arrays: `a and not b` gives `(a) & ~(b)`, `0 < x < 1` gives two."""
 
+    def boolean(node: ast.expr) -> bool:
+        return isinstance(node, ast.Compare | ast.BoolOp) or (
+            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+        )
+
     def convert(node: ast.expr) -> str:
-        text = ast.unparse(node)
         if isinstance(node, ast.BoolOp):
-            sign = " & " if isinstance(node.op, ast.And) else " | "
-            return sign.join(f"({convert(value)})" for value in node.values)
+            both = isinstance(node.op, ast.And)
+            parts = [convert(value) for value in node.values]
+            if all(map(boolean, node.values)):
+                return (" & " if both else " | ").join(f"({part})" for part in parts)
+            # a number counts as true unless it is 0: only the logical functions see it so
+            return functools.reduce(lambda a, b: f"jnp.logical_{'and' if both else 'or'}({a}, {b})", parts)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return f"~({convert(node.operand)})"
+            inner = convert(node.operand)
+            return f"~({inner})" if boolean(node.operand) else f"jnp.logical_not({inner})"
         if isinstance(node, ast.Compare):
             if len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
                 inside = f"jnp.isin({ast.unparse(node.left)}, jnp.array({ast.unparse(node.comparators[0])}))"
@@ -149,7 +134,7 @@ def array_condition(source: str) -> str:
                     ast.unparse(ast.Compare(left, [op], [right])) for left, op, right in zip(terms, node.ops, terms[1:])
                 ]
                 return " & ".join(f"({pair})" for pair in pairs)
-        return text
+        return ast.unparse(node)
 
     try:
         return convert(ast.parse(source.strip(), mode="eval").body)
@@ -166,6 +151,8 @@ def _if_fixes(failure: Failure, condition: str) -> list[Fix]:
     if tree is not None:
         for node in ast.walk(tree):
             if isinstance(node, ast.IfExp) and ast.get_source_segment(source, node.test) == condition:
+                if any(isinstance(v, ast.Constant) and isinstance(v.value, str) for v in (node.body, node.orelse)):
+                    return _outside_fixes(failure, condition)  # no array holds strings
                 yes, no = ast.unparse(node.body), ast.unparse(node.orelse)
                 old = ast.get_source_segment(source, node) or ""
                 new = f"jnp.where({test}, {yes}, {no})"
@@ -183,6 +170,29 @@ def _if_fixes(failure: Failure, condition: str) -> list[Fix]:
     ]
     static = static_fix(failure)
     return [*fixes, *([static] if static is not None else [])]
+
+
+def _outside_fixes(failure: Failure, condition: str) -> list[Fix]:
+    """Where a choice is between things that are no arrays."""
+    static = static_fix(failure)
+    outside = Fix("Return the number, and choose outside the traced function", f"return {array_condition(condition)}")
+    return [outside, *([static] if static is not None else [])]
+
+
+def _assert_fixes(failure: Failure, condition: str) -> list[Fix]:
+    function = tracing(failure)[0] or "function"
+    name = function if function.isidentifier() else "function"
+    return [
+        Fix(
+            "Check the inputs before the call, outside JAX", f"assert {array_condition(condition)}\nresult = {name}(x)"
+        ),
+        Fix(
+            "Or let JAX check while it runs",
+            "from jax.experimental import checkify\n"
+            f"checkify.check({array_condition(condition)}, 'not so')        # in the function\n"
+            f"error, result = checkify.checkify({name})(x)\nerror.throw()",
+        ),
+    ]
 
 
 def _assigned(node: ast.If) -> tuple[str, str, str] | None:
@@ -204,13 +214,14 @@ def _assigned(node: ast.If) -> tuple[str, str, str] | None:
 @rule("JPX0501", "if-on-a-traced-value", types=("TracerBoolConversionError",))
 def if_on_a_traced_value(failure: Failure) -> Finding | None:
     kind, condition = _construct(failure)
-    if kind != "if":
+    if kind not in ("if", "assert"):
         return None
     shown = condition or "the condition"
+    test = condition or "condition"
     return Finding(
-        what=_what(failure, f"Python's if asks whether `{shown}` is true"),
-        why=_why(failure, "if"),
-        fixes=_if_fixes(failure, condition or "condition"),
+        what=_what(failure, f"Python's {kind} asks whether `{shown}` is true"),
+        why=_why(failure, kind),
+        fixes=_if_fixes(failure, test) if kind == "if" else _assert_fixes(failure, test),
         facts=_facts(failure, condition),
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..context import Call, Failure, Variable
+from ..context import Failure, Variable
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, parmap_fix
@@ -24,10 +25,12 @@ class _Axis:
     type: str
 
 
-def with_in_axes(inner: Call, axes: list[str]) -> str:
-    """The source of `vmap(f, …)` with these in_axes instead of its own."""
-    rest = [f"{name}={value}" for name, value in inner.keywords.items() if name != "in_axes"]
-    return f"{inner.function}({', '.join([*inner.args[:1], 'in_axes=(' + ', '.join(axes) + ')', *rest])})"
+def in_pmap(failure: Failure) -> bool:
+    """Whether pmap raised it: since JAX 0.8 its messages are those of jit and shard_map."""
+    if any(sign in failure.text for sign in ("_internal_pmap_axis_name", "path flat_args[", "<axis 0x")):
+        return True
+    # a pmap inside a jitted function: JAX removes the frame
+    return failure.raised_in("jax/_src/pmap.py") or (failure.frames_removed and failure.call("pmap") is not None)
 
 
 @rule("JPX0401", "mapped-sizes-differ", types=("ValueError",), clues=("inconsistent sizes for array axes",))
@@ -45,7 +48,7 @@ def mapped_sizes_differ(failure: Failure) -> Finding | None:
     fixes = [
         Fix(
             f"Share {odd.argument} among all items instead of mapping it",
-            _shared(failure, name, odd) or f"jax.{name}(function, in_axes=(0, None))(inputs, shared)",
+            _shared(failure, name, odd, axes) or f"jax.{name}(function, in_axes=(0, None))(inputs, shared)",
         ),
         Fix(
             "Map every argument along axes of the same length",
@@ -65,15 +68,14 @@ def mapped_sizes_differ(failure: Failure) -> Finding | None:
     "JPX0401",
     "mapped-sizes-differ",
     types=("ValueError",),
-    clues=("_internal_pmap_axis_name", "call_wrapped"),
+    clues=("is partitioned", "maps array axis"),
+    priority=5,
 )
 def pmapped_sizes_differ(failure: Failure) -> Finding | None:
     # since JAX 0.8 pmap does not compare its arguments: the odd one does not divide by the devices
     match = failure.search(r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) ")
-    match = match or failure.search(
-        r"maps array axis (\d+) \(of size (\d+)\) to mesh axis '<axis \w+>' \(of size (\d+)\)"
-    )
-    if match is None:
+    match = match or failure.search(r"maps array axis (\d+) \(of size (\d+)\) to mesh axis '[^']+' \(of size (\d+)\)")
+    if match is None or not in_pmap(failure):
         return None
     axis, devices, size = int(match.group(1)), *sorted(map(int, match.group(2, 3)))
     position = failure.search(r"flat_args\[(\d+)\]")
@@ -101,12 +103,18 @@ def pmapped_sizes_differ(failure: Failure) -> Finding | None:
     )
 
 
-def _shared(failure: Failure, name: str, odd: _Axis) -> str | None:
+def _shared(failure: Failure, name: str, odd: _Axis, told: Sequence[_Axis] = ()) -> str | None:
     """The user's line with in_axes=None for the argument that has the odd length."""
     calls = failure.applied(name)
     if calls is None:
         return None
     outer, inner = calls
+    keyword = re.fullmatch(r"kwargs\['(\w+)'\]", odd.argument)
+    if keyword is not None and inner.args and keyword.group(1) in outer.keywords:
+        # keyword arguments are always mapped along axis 0: what is shared has to be bound before
+        bound = f"functools.partial({inner.args[0]}, {keyword.group(1)}={outer.keywords[keyword.group(1)]})"
+        mapped = inner.source.replace(inner.args[0], bound, 1)
+        return failure.rewrite(outer.source, outer.changed(mapped, **{keyword.group(1): None}))
     given = inner.keywords.get("in_axes")
     if not inner.args or (given is not None and not re.fullmatch(r"\(?[\d, ]*\)?", given)):
         return None
@@ -118,6 +126,8 @@ def _shared(failure: Failure, name: str, odd: _Axis) -> str | None:
             positions.append(position)
     if not positions:  # a pasted traceback: the parameter may have the name of what was passed for it
         positions = [n for n, argument in enumerate(outer.args) if argument == odd.argument]
+    if not positions and len(told) == len(outer.args) and not any("[" in a.argument for a in told):
+        positions = [told.index(odd)]  # each argument is named in the message, in order
     if len(positions) != 1 or len(outer.args) < 2:
         return None
     axes = re.findall(r"\d+", given or "") or ["0"]
@@ -125,7 +135,7 @@ def _shared(failure: Failure, name: str, odd: _Axis) -> str | None:
     if len(axes) != len(outer.args):
         return None
     axes[positions[0]] = "None"
-    return failure.rewrite(inner.source, with_in_axes(inner, axes))
+    return failure.rewrite(inner.source, inner.changed(in_axes=f"({', '.join(axes)})"))
 
 
 _SCALAR_CLUES = (
@@ -145,7 +155,7 @@ def _scalar_mapped(failure: Failure) -> tuple[str, int, int] | None:
         return match.group(1), int(match.group(2)), int(match.group(3))
     if failure.search(r"\bpmap requires at least one argument with a mapped axis"):
         return "pmap", 0, 0
-    if "_internal_pmap_axis_name" in failure.text or "<axis 0x" in failure.text:
+    if in_pmap(failure):
         match = failure.search(r"valid for values of rank at least (\d+), but was applied to a value of rank (\d+)")
         if match is not None:
             return "pmap", int(match.group(1)) - 1, int(match.group(2))
@@ -205,7 +215,7 @@ def mapped_argument_without_that_axis(failure: Failure) -> Finding | None:
         axes = axes * len(calls[0].args) if len(axes) == 1 else axes
         if len(axes) == len(calls[0].args):
             axes[position] = "None"
-            code = failure.rewrite(calls[1].source, with_in_axes(calls[1], axes))
+            code = failure.rewrite(calls[1].source, calls[1].changed(in_axes=f"({', '.join(axes)})"))
     is_what = "is a single number" if rank == 0 else f"has {counted(rank, 'axis')}"
     shown = argument if argument is not None else "one of its arguments"
     return Finding(
