@@ -428,7 +428,7 @@ def donated_argument_moved(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX1208", "donate-argnums-out-of-range", types=("ValueError",), clues=("donate_argn",))
+@rule("JPX1208", "donate-argnums-out-of-range", types=("ValueError",), priority=20, clues=("donate_argn",))
 def donate_argnums_out_of_range(failure: Failure) -> Finding | None:
     match = failure.search(
         r"[Jj]itted function has (donate_argn\w+)=(.+?), but only accepts (\d+) positional arguments?"
