@@ -495,7 +495,9 @@ def cuda_library_outdated(failure: Failure) -> Finding | None:
         "through LD_LIBRARY_PATH, a CUDA module of the cluster, or another package (PyTorch) in the environment.",
         fixes=[
             install_fix(failure, "jax[cuda12]", f"Install JAX together with its own CUDA libraries, {_RESTART}"),
-            Fix("Keep other CUDA libraries out of the way (before starting Python)", "!unset LD_LIBRARY_PATH"),
+            Fix(
+                "Start Python without the other CUDA libraries in its path", "!env -u LD_LIBRARY_PATH python script.py"
+            ),
         ],
         facts={
             "libraries": tuple(m["lib"] for m in found),
@@ -539,7 +541,9 @@ def cuda_library_missing(failure: Failure) -> Finding | None:
         "LD_LIBRARY_PATH. One of them is missing, or another version of it is found first.",
         fixes=[
             install_fix(failure, "jax[cuda12]", f"Install JAX together with its own CUDA libraries, {_RESTART}"),
-            Fix("Keep other CUDA libraries out of the way (before starting Python)", "!unset LD_LIBRARY_PATH"),
+            Fix(
+                "Start Python without the other CUDA libraries in its path", "!env -u LD_LIBRARY_PATH python script.py"
+            ),
             Fix("Work on the CPU meanwhile", 'import os\nos.environ["JAX_PLATFORMS"] = "cpu"  # before importing jax'),
         ],
         facts={"library": name},
