@@ -32,7 +32,9 @@ def _accelerator_fix(failure: Failure, platform: str) -> Fix | None:
     if platform == "tpu":
         return install_fix(failure, "jax[tpu]", f"On a machine with a TPU: install JAX with TPU support, {_RESTART}")
     if platform == "rocm":
-        return install_fix(failure, "jax[rocm]", f"Install JAX with ROCm (Linux with an AMD GPU), {_RESTART}")
+        return install_fix(
+            failure, "jax[rocm7-local]", f"Install JAX with ROCm (Linux with an AMD GPU and ROCm 7), {_RESTART}"
+        )
     return None
 
 
