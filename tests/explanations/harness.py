@@ -46,9 +46,7 @@ def run_snippet(
     The result has "outcome" ("ran", "raised", "died", "timeout"), and for the first two what
     run_snippet.py writes; "stderr" and "returncode" besides.
     """
-    full = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "JAXPAR_"))}
-    full["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    full.update(env or {})
+    full = snippet_environment(devices, env)
     with tempfile.TemporaryDirectory() as folder:
         snippet, output = Path(folder, "case.py"), Path(folder, "result.json")
         snippet.write_text(source, encoding="utf-8")
@@ -61,12 +59,19 @@ def run_snippet(
                 timeout=timeout,
                 cwd=folder,
             )
-        except subprocess.TimeoutExpired:
-            return {"outcome": "timeout", "stderr": "", "warnings": [], "explanation": None}
+        except subprocess.TimeoutExpired as late:
+            stderr = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else late.stderr
+            return {"outcome": "timeout", "stderr": stderr or "", "warnings": [], "explanation": None}
         result = {"outcome": "died", "warnings": [], "explanation": None}
         if output.exists():
             result = json.loads(output.read_text(encoding="utf-8"))
         return {**result, "stderr": done.stderr, "stdout": done.stdout, "returncode": done.returncode}
+
+
+def snippet_environment(devices: int, env: dict[str, str] | None = None) -> dict[str, str]:
+    """Variables of a process with `devices` CPU devices; what the person who tests has set does not count."""
+    full = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "JAXPAR_"))}
+    return {**full, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", **(env or {})}
 
 
 class Ahead:

@@ -232,6 +232,8 @@ class Failure:
         Index of the mapped item, where a note tells.
     meshes:
         Axis names and sizes of the meshes that the user's lines can see, by the mesh's name.
+    scope:
+        All names that the user's lines can see, without builtins; empty if that is not known.
     """
 
     type_name: str | None
@@ -248,6 +250,7 @@ class Failure:
     frames_removed: bool = False
     item: int | None = None
     meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    scope: frozenset[str] = frozenset()
 
     # -- how failures are made -------------------------------------------------------------------
 
@@ -265,7 +268,7 @@ class Failure:
         Called while the warning is being shown, it finds the user's line also where JAX names one of its own.
         """
         frame = _frame_of_text(file, line, "<module>", source or linecache.getline(file, line))
-        frames, variables = _guarded(lambda: _warned(frame), ((frame,), {}))
+        frames, variables, scope = _guarded(lambda: _warned(frame), ((frame,), {}, frozenset()))
         return cls(
             type_name=_qualified(category),
             types=_short_names(category),
@@ -275,6 +278,7 @@ class Failure:
             environment=_environment(),
             live=True,
             kind="warning",
+            scope=scope,
         )
 
     @classmethod
@@ -458,6 +462,7 @@ def _from_exception(exception: BaseException, name_file: Any, depth: int) -> Fai
         frames_removed=len(own_notes) < len(notes) or _has_removed_frames(cause),
         item=_item(own_notes, message),
         meshes={} if remote is not None else _guarded(lambda: _meshes(exception), {}),
+        scope=frozenset() if remote is not None else _guarded(lambda: _scope(exception), frozenset()),
     )
 
 
@@ -555,6 +560,14 @@ def _meshes(exception: BaseException) -> dict[str, Mapping[str, int]]:
     return found
 
 
+def _scope(exception: BaseException) -> frozenset[str]:
+    found: set[str] = set()
+    for tb in itertools.islice(_walk(exception.__traceback__), _MOST_FRAMES):
+        if package_of(tb.tb_frame.f_code.co_filename) == "user":
+            found.update(tb.tb_frame.f_globals, tb.tb_frame.f_locals)
+    return frozenset(found)
+
+
 def _walk(tb: Any) -> Iterator[Any]:
     while tb is not None:
         yield tb
@@ -580,7 +593,7 @@ def _user_frame(tb: Any, name_file: Any) -> Frame:
     return Frame("user", place, line, code.co_name, source, segment, statement or source)
 
 
-def _warned(named: Frame) -> tuple[tuple[Frame, ...], dict[str, Variable]]:
+def _warned(named: Frame) -> tuple[tuple[Frame, ...], dict[str, Variable], frozenset[str]]:
     """The user's line beneath the call of `warnings.warn` that is running, and the line that the warning names."""
     running: Any = sys._getframe()
     while running is not None and running.f_globals.get("__name__") != "warnings":
@@ -588,10 +601,10 @@ def _warned(named: Frame) -> tuple[tuple[Frame, ...], dict[str, Variable]]:
     while running is not None and package_of(running.f_code.co_filename) != "user":
         running = running.f_back
     if running is None:
-        return (named,), {}
+        return (named,), {}, frozenset()
     tb = SimpleNamespace(tb_frame=running, tb_lineno=running.f_lineno, tb_lasti=running.f_lasti)
     frames = (_user_frame(tb, None), *((named,) if named.package != "user" else ()))
-    return frames, _variables(tb, frames)
+    return frames, _variables(tb, frames), frozenset((*running.f_globals, *running.f_locals))
 
 
 def _place(file: str) -> str:

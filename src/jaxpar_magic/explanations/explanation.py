@@ -19,10 +19,18 @@ class Fix:
         What the code does, as an imperative without a final stop: "Map with vmap on one device".
     code:
         Python or one of our magics, with the user's own names where they are known.
+    kind:
+        "here": runs in the session as the failure left it, or in the place of the user's line.
+        "start": belongs at the start of a new process, before JAX starts.
+        "shell": a command for a shell, or a package to install.
+    fill_in:
+        Names in the code that stand for something of the user's that the failure does not tell.
     """
 
     title: str
     code: str
+    kind: str = "here"
+    fill_in: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,8 @@ class Explanation(Described):
         if not brief and self.variables:
             blocks.append(Table(("name", "is"), list(self.variables.items()), caption="At that line"))
         for number, fix in enumerate(self.fixes, 1):
-            blocks.append(Code(fix.code, label=f"Fix {number}: {fix.title}"))
+            gaps = f" (fill in {', '.join(fix.fill_in)})" if fix.fill_in else ""
+            blocks.append(Code(fix.code, label=f"Fix {number}: {fix.title}{gaps}"))
         if self.also:
             blocks.append(Paragraph("the same message also fits " + ", ".join(self.also) + ".", label="Also"))
         if not brief and self.facts:

@@ -28,6 +28,7 @@ from typing import Any
 
 from .context import Failure
 from .explanation import Explanation, Fix
+from .wording import complete
 
 _log = logging.getLogger(__name__)
 
@@ -228,7 +229,7 @@ def _explain_one(failure: Failure) -> Explanation | None:
         what=finding.what,
         why=finding.why,
         where=failure.where,
-        fixes=tuple(finding.fixes)[:3],
+        fixes=tuple(complete(fix, failure) for fix in finding.fixes[:3]),
         link=_link(best.code),
         facts=dict(finding.facts),
         guess=finding.guess,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import math
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from .context import Failure
 from .explanation import Fix
@@ -70,3 +74,83 @@ def parmap_fix(
         return Fix(title, f"%parmap {function} {inputs}{axes}")
     axes = f", in_axes={in_axes}" if in_axes is not None else ""
     return Fix(title, f"from jaxpar_magic import parmap\nresult = parmap({function}, {inputs}{axes})")
+
+
+# What fixes use without importing it, where the user's code has no such name.
+_IMPORTS = {
+    "jax": "import jax",
+    "jnp": "import jax.numpy as jnp",
+    "lax": "from jax import lax",
+    "np": "import numpy as np",
+    "numpy": "import numpy",
+    "partial": "from functools import partial",
+    "functools": "import functools",
+    "P": "from jax.sharding import PartitionSpec as P",
+    "NamedSharding": "from jax.sharding import NamedSharding",
+    "checkify": "from jax.experimental import checkify",
+    "optax": "import optax",
+}
+
+
+def complete(fix: Fix, failure: Failure) -> Fix:
+    """`fix` with the imports that the user's code lacks, and with the names that the user has to fill in.
+
+    A gap `...` counts as one. Nothing is added where the user's names are not known, as with a pasted text.
+    """
+    lines = fix.code.split("\n")
+    if any(re.match(r"\s*(!|%(pip|conda)\b)", line) for line in lines):
+        return replace(fix, kind="shell")
+    if not failure.scope or fix.kind != "here" or fix.fill_in:
+        return fix
+    code = "\n".join(line for line in lines if not line.startswith("%"))
+    statements = _parse(code)
+    if statements is None:
+        return fix
+    free = _free_names(statements, failure.scope)
+    imports = [_IMPORTS[name] for name in free if name in _IMPORTS]
+    gaps = [name for name in free if name not in _IMPORTS] + ["..."] * _has_gap(statements)
+    return replace(fix, code="\n".join([*imports, fix.code]), fill_in=tuple(gaps))
+
+
+def _parse(code: str) -> list[ast.stmt] | None:
+    """The statements of a fix, which may be those of a function's body."""
+    code = textwrap.dedent(code)
+    try:
+        return ast.parse(code).body
+    except SyntaxError:
+        return None
+
+
+def _free_names(statements: Sequence[ast.stmt], known: Collection[str]) -> list[str]:
+    """Names that are used before the statements bind them, and are not known."""
+    bound = {"_", *known, *dir(builtins)}
+    free: dict[str, None] = {}
+    for statement in statements:
+        within = {name for node in ast.walk(statement) for name in _bound_by(node)}
+        own: set[str] = set()
+        if isinstance(statement, ast.Assign | ast.AugAssign):  # what it binds is there only afterwards
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            own = {name for target in targets for node in ast.walk(target) for name in _bound_by(node)}
+        used = [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        free.update(dict.fromkeys(name for name in used if name not in bound | (within - own)))
+        bound |= within
+    return list(free)
+
+
+def _bound_by(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        return [node.id]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.alias):
+        return [(node.asname or node.name).split(".")[0]]
+    return [node.name] if isinstance(node, ast.ExceptHandler) and node.name else []
+
+
+def _has_gap(statements: Sequence[ast.stmt]) -> bool:
+    """Whether `...` stands for code, and not for the axes of an index."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    indices = {id(n) for node in nodes if isinstance(node, ast.Subscript) for n in ast.walk(node.slice)}
+    return any(isinstance(n, ast.Constant) and n.value is ... and id(n) not in indices for n in nodes)
