@@ -48,6 +48,7 @@ class JaxparError(Exception):
 
 def _rebuild(kind, args, fields):
     error = kind.__new__(kind, *args)
+    error.args = args  # OSError, a base of MapTimeout, leaves them to its __init__
     error.__dict__.update(fields)
     return error
 
@@ -66,6 +67,17 @@ class DeviceError(JaxparError, RuntimeError):
 
 class WorkerError(JaxparError, RuntimeError):
     """A worker process ended or could not do its part (killed, out of memory, not picklable)."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of a worker process, as the `__cause__` of the exception that it sent."""
+
+    def __init__(self, text: str):
+        self.tb = text
+        super().__init__(text)
+
+    def __str__(self) -> str:
+        return "\n" + self.tb
 
 
 class CheckpointError(JaxparError, RuntimeError):
