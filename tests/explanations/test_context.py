@@ -108,6 +108,14 @@ def test_bare_message(source):
     assert explanation.where is None
 
 
+def test_message_with_its_lines_broken_anew():
+    message = (
+        "ValueError: compiling computation that requires 10\nlogical devices, but only 1 XLA devices\nare available"
+    )
+    assert explain(message).facts["items"] == 10
+    assert explain("> " + message.replace("\n", "\n> ")).code == "JPX0104"
+
+
 def test_chain_in_text():
     source = (
         PYTHON

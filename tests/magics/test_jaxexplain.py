@@ -262,7 +262,16 @@ def test_warnings_pass_through_with_filters_as_they_are(hook):
         warnings.simplefilter("always")
         warnings.warn("os.fork() was called", RuntimeWarning, stacklevel=1)
     assert len(seen) == 1 and filters == list(warnings.filters)
+    passed_on = []
+    hook._show_before = lambda *arguments: passed_on.append(arguments[0])
     for _ in range(100):
         warnings.showwarning("noise", UserWarning, __file__, 1, io.StringIO())
     hook.post_run_cell(Result())
-    assert not hook.shown and len(hook._warned) == 0
+    assert len(passed_on) == 100 and not hook.shown and not hook._warned
+
+
+def test_a_warning_in_other_words_is_told_with_the_users_names():
+    cells = [LOAD, "z = jnp.ones(3) * 1j\nw = jax.lax.convert_element_type(z, jnp.float32)"]
+    cell = run_notebook(cells).cells[1]
+    text = cell_text(cell)
+    assert "imaginary" in text and "JPX" in text

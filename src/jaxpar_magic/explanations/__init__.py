@@ -40,6 +40,7 @@ def explain(
     True
     """
     import sys
+    from dataclasses import replace
 
     from .context import Failure
     from .registry import explain_failure
@@ -56,4 +57,10 @@ def explain(
         failure = Failure.from_exception(error, name_file)
     else:
         raise TypeError(f"error={type(error).__name__}: explain() needs an exception or text.")
-    return explain_failure(failure)
+    explanation = explain_failure(failure)
+    if explanation is None and isinstance(error, str):
+        # mail and terminals break long lines anew
+        joined = " ".join(failure.message.split())
+        if joined != failure.message:
+            explanation = explain_failure(replace(failure, message=joined))
+    return explanation

@@ -14,7 +14,7 @@ _PREFIX = re.compile(
     r"^\s*(?:"
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?(?:[+-]\d\d:?\d\d)?[:,]?\s?"
     r"|\d\d:\d\d:\d\d(?:[.,]\d+)?\s"
-    r"|\[(?:rank)?[\w .:/,+-]{1,60}\]:?\s"
+    r"|\[(?!Compiling)(?=[^\]]*(?:\d|DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL))[\w .:/,+-]{1,60}\]:?\s"
     r"|(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?::\s?|\s)"
     r"|>\s?"
     r"|E {3}"

@@ -176,7 +176,7 @@ class ErrorHook:
     def __init__(self, shell: Any, magics: JaxExplainMagics):
         self._shell = shell
         self._magics = magics
-        self._warned: list[tuple[str, type[Warning], str, int]] = []
+        self._warned: list[Any] = []  # a Failure, plain data, for each warning of the cell
         self._waiting: list[Any] = []  # documents of cells that a magic ran: they would go where its output goes
         self._told: set[str] = set()  # codes of warnings: each is told once in a session
         self._open = True
@@ -189,12 +189,20 @@ class ErrorHook:
         if warnings.showwarning == self._showwarning:  # else somebody wrapped ours: it goes on passing them on
             warnings.showwarning = self._show_before
 
-    def _showwarning(self, message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None):
-        # The warning itself appears as ever, whatever filters there are. It may come from any thread, or
-        # from a place where nothing may be displayed: what there is to say waits for the end of the cell.
+    def _showwarning(
+        self, message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
+        # The warning itself appears as ever, whatever filters there are.
         self._show_before(message, category, filename, lineno, file, line)
-        if self._open and len(self._warned) < _MOST_WARNINGS:
-            self._warned.append((str(message), category, filename, lineno))
+        try:
+            if self._open and len(self._warned) < _MOST_WARNINGS and _warned_by_jax(str(message), filename):
+                from ..explanations.context import Failure
+
+                # Now, while the user's line is on the stack. What there is to say waits for the end of the
+                # cell: a warning may come from any thread, and from places where nothing may be displayed.
+                self._warned.append(Failure.from_warning(str(message), category, filename, lineno))
+        except Exception:
+            _log.debug("a warning could not be read", exc_info=True)
 
     def post_run_cell(self, result: Any) -> None:
         """IPython's event after each cell. Never raises: that would publish an error of its own."""
@@ -208,7 +216,7 @@ class ErrorHook:
             if self._magics.mode == "off":
                 return
             for warning in seen:
-                self._explain_warning(*warning)
+                self._explain_warning(warning)
             if error is not None and _is_relevant(error) and not self._is_known(error):
                 self._explain_error(error)
             if not _inside_a_cell():
@@ -235,13 +243,10 @@ class ErrorHook:
             document = explanation.describe(brief=self._magics.mode != "full")
             self._waiting.append(_with_hint(document, explanation))
 
-    def _explain_warning(self, message: str, category: type[Warning], file: str, line: int) -> None:
-        if not _mentions_jax(message):
-            return
+    def _explain_warning(self, failure: Any) -> None:
         from ..explanations import explain
-        from ..explanations.context import Failure
 
-        explanation = explain(Failure.from_warning(message, category, file, line))
+        explanation = explain(failure)
         if explanation is not None and explanation.code not in self._told:
             from ..document import Document, Paragraph
 
@@ -265,6 +270,22 @@ def _is_relevant(error: BaseException) -> bool:
     if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit
         return False
     return "jax" in sys.modules or type(error).__module__.startswith("jax") or _mentions_jax(str(error))
+
+
+def _warned_by_jax(message: str, filename: str) -> bool:
+    """Whether a warning is JAX's: by its words, or by who is calling `warnings.warn` just now."""
+    if "jax" not in sys.modules:
+        return False
+    if _mentions_jax(message) or _mentions_jax(filename):
+        return True
+    frame: Any = sys._getframe(1)
+    for _ in range(12):
+        if frame is None:
+            return False
+        if re.match(r"jax(lib)?\b", str(frame.f_globals.get("__name__"))):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _mentions_jax(text: str) -> bool:
