@@ -34,11 +34,12 @@ lab: $(VENV)/.demo $(VENV)/.lab
 test: $(VENV)/.test
 	$(RUN_TESTS) -m "not slow" $(PYTEST_ARGS)
 
+# The slow tests of the explanations share what one run of many processes found, two at a time by themselves.
 test-slow: $(VENV)/.test
-	$(RUN_TESTS) -m slow $(PYTEST_ARGS)
+	$(RUN_TESTS) -m slow --ignore tests/explanations $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow tests/explanations $(PYTEST_ARGS)
 
-test-all: $(VENV)/.test
-	$(RUN_TESTS) $(PYTEST_ARGS)
+test-all: test test-slow
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
