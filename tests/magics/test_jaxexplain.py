@@ -275,3 +275,43 @@ def test_a_warning_in_other_words_is_told_with_the_users_names():
     cell = run_notebook(cells).cells[1]
     text = cell_text(cell)
     assert "imaginary" in text and "JPX" in text
+
+
+@pytest.fixture(scope="module")
+def maps():
+    """Maps that fail, and arrays that a new device count left behind."""
+    cells = [
+        LOAD + "\nimport threading\nlock = threading.Lock()",
+        "def h(x):\n    if x > 0:\n        return x\n    return -x",
+        "%parmap h [1.0, -2.0] -s vmap",
+        "%parmap (lambda x: lock and x) [1, 2] -s process",
+        "def g(x):\n    return jnp.ones((2, 3)) @ jnp.ones((x, 3))",
+        "%parmap g [2, 3] -s process",
+        "%jaxdevices 2",
+        "old = jax.device_put(jnp.ones(2), jax.devices()[1])",
+        "%jaxdevices 4",
+        "old + jax.device_put(jnp.ones(2), jax.devices()[1])",
+    ]
+    return dict(zip(cells, run_notebook(cells).cells))
+
+
+def test_a_map_that_cannot_be_traced_can_run_as_plain_python(maps):
+    card = find(maps, "%parmap h").outputs[-1].data["text/plain"]
+    assert card.startswith("JPX0501") and "line 2, in h" in card
+    assert "%parmap h [1.0, -2.0] -s process" in card and "__wrapped__" not in card
+
+
+def test_what_cannot_be_sent_to_workers(maps):
+    card = find(maps, "%parmap (lambda").outputs[-1].data["text/plain"]
+    assert card.startswith("JPX1501") and "lock (_thread.lock)" in card
+    assert "%parmap (lambda x: lock and x)" in card
+
+
+def test_error_of_a_worker_is_explained_as_if_local(maps):
+    card = find(maps, "%parmap g").outputs[-1].data["text/plain"]
+    assert "item 0" in card and "line 2, in g" in card and "jnp.ones((x, 3))" in card
+
+
+def test_arrays_of_devices_that_are_gone(maps):
+    card = find(maps, "old +").outputs[-1].data["text/plain"]
+    assert card.startswith("JPX0106") and "old = jax.device_put(jax.device_get(old))" in card

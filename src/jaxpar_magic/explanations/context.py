@@ -416,7 +416,7 @@ class Failure:
         if frame is None:
             return None
         function = None if re.match(r"<module>|<cell line|$", frame.function) else frame.function
-        return Where(frame.file, frame.line, function, frame.source)
+        return Where(frame.file, frame.line, function, as_typed(frame.source))
 
     @property
     def devices(self) -> int | None:
@@ -920,6 +920,23 @@ def parse_fragment(text: str) -> tuple[ast.AST | None, str]:
             except (SyntaxError, ValueError):
                 continue
     return None, text
+
+
+def as_typed(source: str | None) -> str | None:
+    """A line of a cell with its magic as the user typed it, not as IPython translated it.
+
+    >>> as_typed("get_ipython().run_line_magic('parmap', 'f xs')")
+    '%parmap f xs'
+    """
+    call = re.search(r"get_ipython\(\)\.run_(line|cell)_magic\((.*)\)\s*$", source or "", re.S)
+    if source is None or call is None:
+        return source
+    try:
+        name, line, *_ = ast.literal_eval(f"[{call.group(2)}]")
+    except (ValueError, SyntaxError):
+        return source
+    sign = "%" if call.group(1) == "line" else "%%"
+    return f"{source[: call.start()]}{sign}{name} {line}".rstrip()
 
 
 def _frame_of_text(file: str, line: int | None, function: str, source: str | None, segment: str | None = None) -> Frame:

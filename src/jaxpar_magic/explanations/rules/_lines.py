@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from ..context import Call, Failure, parse_fragment
+from ..context import Call, Failure, as_typed, parse_fragment
 from ..explanation import Fix
 
 # Names of JAX's own tracers: a class of the user's may end in "Tracer" too.
@@ -134,6 +134,27 @@ def tracing(failure: Failure) -> tuple[str | None, str | None, str | None]:
     return None, None, None
 
 
+def traced_by_parmap(failure: Failure) -> bool:
+    """Whether it is parmap that traces the user's function: then no jit of the user's is there to change."""
+    return any(frame.package == "own" for frame in failure.frames) and failure.call("jit") is None
+
+
+def plain_python_fix(failure: Failure) -> Fix | None:
+    """For a function that parmap traces: the same map in worker processes, which run it as plain Python."""
+    if not traced_by_parmap(failure):
+        return None
+    title = "Or run the function as plain Python, in worker processes"
+    call = failure.call("parmap")
+    if call is not None:
+        return Fix(title, call.changed(strategy="'process'"))
+    for frame in failure.user_frames:
+        line = as_typed(frame.source) or ""
+        magic = re.search(r"%%?parmap .*", line)
+        if magic is not None:
+            return Fix(title, re.sub(r" (-s|--strategy)[ =]?\w+", "", magic.group()) + " -s process")
+    return None
+
+
 def static_fix(
     failure: Failure, argument: str | None = None, function: str | None = None, title: str | None = None
 ) -> Fix | None:
@@ -145,7 +166,7 @@ def static_fix(
     """
     traced, transform, named_argument = tracing(failure)
     argument = argument or named_argument
-    if function is None and transform != "jit":
+    if function is None and (transform != "jit" or traced_by_parmap(failure)):
         return None
     function = function or traced
     if not argument or not re.match(r"[A-Za-z_]\w*", argument):

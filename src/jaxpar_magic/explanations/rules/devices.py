@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
 
 from ..context import Failure
@@ -300,9 +302,12 @@ def _operands(failure: Failure, parameters: list[str | None]) -> list[str]:
     segment = failure.user.segment if failure.user is not None else None
     if segment is None:
         return names
-    binary = re.fullmatch(r"([\w.\[\]]+)\s*(?:[-+*/@%&|^<>]|\*\*|//|==|<=|>=|!=)\s*([\w.\[\]]+)", segment)
-    if binary is not None:
-        return [binary.group(1), binary.group(2)]
+    with contextlib.suppress(SyntaxError):
+        node = ast.parse(segment, mode="eval").body
+        if isinstance(node, ast.BinOp):
+            return [ast.get_source_segment(segment, side) or "" for side in (node.left, node.right)]
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return [ast.get_source_segment(segment, side) or "" for side in (node.left, node.comparators[0])]
     if call is not None and call.source == segment:
         simple = [a for a in call.args if re.fullmatch(r"[A-Za-z_][\w.]*", a)]
         if len(simple) == len(call.args) == 2:

@@ -9,7 +9,7 @@ import re
 from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
-from ._lines import static_fix, tracing
+from ._lines import plain_python_fix, static_fix, tracing
 
 _WHY = (
     "While JAX traces a function{transform}, its arguments are stand-ins (tracers) that have a shape and a dtype "
@@ -168,15 +168,18 @@ def _if_fixes(failure: Failure, condition: str) -> list[Fix]:
         Fix("Compute both values and choose, element by element", where),
         Fix("Or run one of two functions", f"jax.lax.cond({test}, lambda: {yes}, lambda: {no})"),
     ]
-    static = static_fix(failure)
-    return [*fixes, *([static] if static is not None else [])]
+    return [*fixes, *_last_resorts(failure)]
 
 
 def _outside_fixes(failure: Failure, condition: str) -> list[Fix]:
     """Where a choice is between things that are no arrays."""
-    static = static_fix(failure)
     outside = Fix("Return the number, and choose outside the traced function", f"return {array_condition(condition)}")
-    return [outside, *([static] if static is not None else [])]
+    return [outside, *_last_resorts(failure)]
+
+
+def _last_resorts(failure: Failure) -> list[Fix]:
+    """Ways to keep Python's statement: the value as a constant, or the function as plain Python."""
+    return [fix for fix in (static_fix(failure), plain_python_fix(failure)) if fix is not None]
 
 
 def _assert_fixes(failure: Failure, condition: str) -> list[Fix]:
@@ -244,11 +247,10 @@ def while_on_a_traced_value(failure: Failure) -> Finding | None:
             f"state = jax.lax.while_loop(keep_going, body, {carried})",
         )
     ]
-    static = static_fix(failure)
     return Finding(
         what=_what(failure, f"Python's while asks whether `{condition or 'the condition'}` is true"),
         why=_why(failure, "while"),
-        fixes=[*fixes, *([static] if static is not None else [])],
+        fixes=[*fixes, *_last_resorts(failure)],
         facts=_facts(failure, condition),
     )
 
@@ -267,7 +269,10 @@ def and_or_not_on_traced_values(failure: Failure) -> Finding | None:
     return Finding(
         what=_what(failure, f"Python's {word} asks whether a part of `{condition or 'a condition'}` is true"),
         why=_why(failure, word) + " The operators & | ~ work on arrays, element by element.",
-        fixes=[Fix("Use & for and, | for or, ~ for not, each side in brackets (jnp.isin for in)", code or new)],
+        fixes=[
+            Fix("Use & for and, | for or, ~ for not, each side in brackets (jnp.isin for in)", code or new),
+            *_last_resorts(failure),
+        ],
         facts=_facts(failure, condition),
     )
 
@@ -279,14 +284,13 @@ def truth_of_a_traced_value(failure: Failure) -> Finding | None:
     shape = f" ({match.group(1)})" if match is not None else ""
     library = next((f.package for f in failure.inner_frames if f.package not in ("jax", "own", "stdlib")), None)
     who = f"The library {library}" if library is not None else "Python (an if, while, and, or, not, assert, max, min)"
-    static = static_fix(failure)
     return Finding(
         what=_what(failure, f"{who} asks whether a traced value{shape} is true"),
         why=_why(failure, "question for true or false"),
         fixes=[
             Fix("Choose between two values, element by element", "jnp.where(condition, value_if_true, value_if_false)"),
             Fix("Or run one of two functions", "jax.lax.cond(condition, if_true, if_false, x)"),
-            *([static] if static is not None else []),
+            *_last_resorts(failure),
         ],
         facts=_facts(failure, None),
     )
