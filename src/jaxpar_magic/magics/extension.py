@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -117,3 +118,6 @@ def unload(shell: Any) -> None:
         return
     loaded.remove()
     delattr(shell, _ATTRIBUTE)
+    workers = sys.modules.get("jaxpar_magic.mapping.workers")
+    if workers is not None:
+        workers.stop_workers()

@@ -210,6 +210,8 @@ class ParmapMagics(Magics):
             if not body.tree.body:
                 raise usage_error("parmap", "the cell is empty; define the function of one item in it.")
             return None, tokens, body
+        if tokens[:1] == ["lambda"]:
+            raise usage_error("parmap", "put the lambda in brackets: %parmap (lambda x: …) xs")
         if not tokens:
             raise usage_error("parmap", "needs a function and its inputs, as in: %parmap f xs")
         function = self._evaluate(tokens[0], tokens[0])

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..document import Bars, Described, Document, Items, Table
 from ..errors import JaxparError
+from ..machine import usable_cores
 from . import strategies
 from .inputs import Batch, make_batch
 from .monitor import Monitor
@@ -26,6 +27,8 @@ from .runner import run_batch
 SAMPLE_SECONDS = 1.0
 # Later calls are repeated up to this often, as long as they take less than REPEAT_SECONDS together.
 REPEATS = 5
+# Strategies slower than this many times the fastest have no bar.
+DRAWN_RATIO = 50
 REPEAT_SECONDS = 2.0
 
 
@@ -37,7 +40,7 @@ class Row:
     ----------
     strategy: its name.
     parts: devices, threads or workers.
-    compile_seconds: tracing and compiling at the first call.
+    compile_seconds: tracing and compiling at the first call; None if nothing was compiled.
     run_seconds: median of later calls, until results are ready; None if it failed.
     measured: number of items that were timed; fewer than all where the time is worked out from a sample.
     difference: largest difference from the reference relative to its largest value; None if not comparable.
@@ -46,7 +49,7 @@ class Row:
 
     strategy: str
     parts: int = 1
-    compile_seconds: float = 0.0
+    compile_seconds: float | None = None
     run_seconds: float | None = None
     measured: int = 0
     difference: float | None = None
@@ -89,14 +92,14 @@ class Comparison(Described):
             speed = (base.run_seconds or 0) / r.run_seconds if base and r.run_seconds else 0.0
             words = ["fastest"] if r.strategy == fastest else []
             words += [f"from {r.measured:,} items"] if about else []
-            traced = r.strategy in strategies.TRACED
+            compiling = "–" if r.strategy in strategies.PYTHON else "before"
             rows.append(
                 (
                     r.strategy,
                     str(r.parts),
-                    duration(r.compile_seconds) if traced else "–",
+                    duration(r.compile_seconds) if r.compile_seconds is not None else compiling,
                     about + duration(r.run_seconds),
-                    f"{speed:.3g} ×",
+                    f"{speed:,.0f} ×" if speed >= 100 else f"{speed:.3g} ×",
                     ", ".join([_difference(r.difference), *words]),
                 )
             )
@@ -107,9 +110,13 @@ class Comparison(Described):
             f"{self.length:,} items; speed-up over {over}; run time without compiling",
             frozenset({1, 2, 3, 4}),
         )
+        # Next to an estimate of hours all others would be invisible.
+        quickest = min((r.run_seconds or 0.0 for r in timed), default=0.0)
+        drawn = [r for r in timed if (r.run_seconds or 0.0) <= DRAWN_RATIO * quickest]
+        left_out = f" (up to {DRAWN_RATIO} times the fastest)" if len(drawn) < len(timed) else ""
         bars = Bars(
-            [(r.strategy, r.run_seconds or 0.0, duration(r.run_seconds or 0.0)) for r in timed],
-            "run time, shorter is better",
+            [(r.strategy, r.run_seconds or 0.0, duration(r.run_seconds or 0.0)) for r in drawn],
+            f"run time, shorter is better{left_out}",
             "s",
         )
         return Document([table, bars, *([Items(self.notes)] if self.notes else [])])
@@ -184,11 +191,8 @@ def _measure(function: Callable, batch: Batch, options: MapOptions, row: Row, no
     if options.strategy in strategies.PYTHON:
         return _measure_python(function, batch, options, row, notes)
     first = run_batch(function, batch, options, Monitor())
-    row.parts, row.compile_seconds, row.measured = (
-        first.report.parts,
-        first.report.compile_seconds,
-        batch.length,
-    )
+    row.parts, row.measured = first.report.parts, batch.length
+    row.compile_seconds = None if first.report.reused else first.report.compile_seconds
     notes.update(dict.fromkeys(first.report.notes))
     times: list[float] = []
     while len(times) < REPEATS and (not times or sum(times) + times[-1] < REPEAT_SECONDS):
@@ -200,14 +204,15 @@ def _measure(function: Callable, batch: Batch, options: MapOptions, row: Row, no
 
 
 def _measure_python(function, batch: Batch, options: MapOptions, row: Row, notes: dict[str, None]) -> Any:
-    # The first item is left out of the timing: it may compile operations, or start workers.
-    warm = run_batch(function, batch.subset([0]), options, Monitor()) if batch.length > 1 else None
+    # A first round is not timed: it starts the workers, and each may compile operations.
+    first = replace(options, chunk_size=1)
+    run_batch(function, batch.subset(range(min(batch.length, 2 * usable_cores()))), first, Monitor())
     sample = batch
-    if options.strategy == "serial" or batch.length > 64:
-        count, begin = min(3, batch.length), time.perf_counter()
-        run_batch(function, batch.subset(range(count)), replace(options, strategy="serial"), Monitor())
-        each = (time.perf_counter() - begin) / max(1, count)
-        fitting = max(2, int(SAMPLE_SECONDS / max(each, 1e-9)))
+    if batch.length > 3:
+        begin = time.perf_counter()
+        run_batch(function, batch.subset(range(3)), replace(options, strategy="serial"), Monitor())
+        each = (time.perf_counter() - begin) / 3
+        fitting = max(3, int(SAMPLE_SECONDS / max(each, 1e-9)))
         if fitting < batch.length:
             sample = batch.subset(np.linspace(0, batch.length - 1, fitting).astype(int).tolist())
     begin = time.perf_counter()
@@ -216,7 +221,6 @@ def _measure_python(function, batch: Batch, options: MapOptions, row: Row, notes
     row.parts, row.measured = result.report.parts, sample.length
     row.run_seconds = seconds * batch.length / max(1, sample.length)
     notes.update(dict.fromkeys(result.report.notes))
-    del warm
     return result.value
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..errors import RemoteTraceback, WorkerError
 from ..machine import usable_cores
+from .captured import captured
 from .checkpoint import Finished, identify, keep, kept_note, open_folder, take, worth_keeping
 from .collect import not_finite_rows, stack_results
 from .inputs import Batch, function_name
@@ -23,6 +27,7 @@ from .result import ItemReport, MapReport, MapResult
 from .strategies.serial import item_note, run_serial
 from .traced import item_report, run_traced
 from .tracing import NotTraceable
+from .workers import ItemFailure
 
 # A loop over items that takes less than this in all is not worth starting worker processes (1 to 3 s).
 SERIAL_SECONDS = 1.0
@@ -45,6 +50,8 @@ def run_python(
     todo = [i for i in range(batch.length) if i not in results.values]
     workers = python_parts(strategy, len(todo), usable_cores(), options.devices)
     chunk = python_chunk(len(todo), workers, options.chunk_size)
+    if strategy == "process":
+        notes = [*notes, *_copied_generators(function)]
     begin = time.perf_counter()
     monitor.plan(batch.length, 1, "1 loop" if strategy == "serial" else f"{workers} workers", len(results.values))
     monitor.phase("running")
@@ -88,6 +95,14 @@ def run_python(
     return MapResult(value, report)
 
 
+def _copied_generators(function: Callable) -> list[str]:
+    return [
+        f"{name} is copied into every worker, and the copies draw the same numbers: use --key SEED, or seed by item"
+        for name, value in captured(function).values.items()
+        if isinstance(value, np.random.Generator | np.random.RandomState | random.Random)
+    ]
+
+
 def _run_workers(function, batch, todo, values, options, workers, chunk, monitor, on_done):
     __tracebackhide__ = True
     from .strategies.process import run_processes
@@ -106,9 +121,22 @@ def _run_workers(function, batch, todo, values, options, workers, chunk, monitor
         timeout=options.timeout,
     )
     if failed and stop:
-        failed[0].error.add_note(item_note(batch, failed[0].index))
-        raise failed[0].error
+        raise _as_if_local(failed[0], item_note(batch, failed[0].index))
     return [(f.index, f.error) for f in failed]
+
+
+def _as_if_local(failure: ItemFailure, note: str) -> BaseException:
+    """A worker's exception as the user would have seen it here: the worker's traceback, the item named below."""
+    error = failure.error
+    if isinstance(error, BaseExceptionGroup):  # IPython shows no error output at all for one
+        error = WorkerError(f"{type(error).__name__}: {error}")
+    error.add_note(note)
+    if failure.traceback_text:
+        error.__cause__ = RemoteTraceback(failure.traceback_text)
+        # IPython prints these lines in place of our frames, which tell nothing
+        with contextlib.suppress(AttributeError):  # an exception with slots
+            error._render_traceback_ = lambda: [*failure.traceback_text.splitlines(), note]  # type: ignore[attr-defined]
+    return error
 
 
 class _Results:

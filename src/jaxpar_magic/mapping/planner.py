@@ -12,6 +12,8 @@ from .tracing import ItemFacts
 
 # One batch's intermediate results should stay in a core's own cache (L2: 0.5 to 2 MB on current processors).
 CACHE_BYTES = 512 << 10
+# Items of single numbers are left to XLA's own fusion, which needs no batches to stay in the cache.
+LARGE_ITEM_BYTES = 4 << 10
 # Beyond this width vectorising gains nothing more: 16 … 256 matched or beat both ends on 5 of 7 workloads.
 MAX_WIDTH = 256
 # A data-dependent loop runs as long as the slowest item of its batch; a vector unit's width costs next to nothing.
@@ -203,13 +205,11 @@ def _width(strategy, automatic, batch_size, facts, length, parts) -> tuple[int, 
         return 1, "one item at a time: ordered callbacks"
     if facts.has_while:
         width = min(LOOP_WIDTH, cache_width(facts))
-        return width, f"batches of {width}: a loop runs as long as its slowest item"
+        return width, "small batches: a loop runs as long as its slowest item"
     width = cache_width(facts)
-    if automatic or everything * facts.work_bytes > 64 * CACHE_BYTES:
-        return (
-            width,
-            f"batches of {width}: their intermediate results fit a core's cache" if width < everything else "",
-        )
+    large = facts.work_bytes >= LARGE_ITEM_BYTES and everything * facts.work_bytes > 4 * CACHE_BYTES
+    if width < everything and (automatic or large):
+        return width, "batches whose intermediate results fit a core's cache"
     return everything, ""
 
 

@@ -12,8 +12,8 @@ from ..document import Described, Document, Items, Paragraph
 def duration(seconds: float) -> str:
     """A time in the unit that suits it, two or three digits.
 
-    >>> duration(0.0031), duration(75.0)
-    ('3.1 ms', '75 s')
+    >>> duration(0.0031), duration(75.0), duration(9631.0)
+    ('3.1 ms', '75 s', '2.7 h')
     """
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
@@ -22,7 +22,9 @@ def duration(seconds: float) -> str:
         return f"{milliseconds:.1f} ms" if milliseconds < 10 else f"{milliseconds:.0f} ms"
     if seconds < 10:
         return f"{seconds:.2f} s"
-    return f"{seconds:.1f} s" if seconds < 60 and seconds % 1 else f"{seconds:.0f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import ordered_effects, with_constants_as_arguments
-from .captured import Captured
+from .captured import Captured, unwrap
 from .inputs import Batch, is_key
 from .watch import TraceWatch
 
@@ -93,23 +95,41 @@ def trace_item(function: Callable, batch: Batch, found: Captured) -> ItemProgram
     mapped = [jax.ShapeDtypeStruct(x.array.shape[1:], canonical(x.array.dtype)) for x in mapped_leaves]
     shared = [jax.ShapeDtypeStruct(x.array.shape, canonical(x.array.dtype)) for x in shared_leaves]
     structure: list[Any] = []
+    # Arguments go by the names and structure that the user knows, so that JAX's messages name them.
+    trees = [a for a in batch.arguments if a.kind == "tree"]
+    flags = [leaf.mapped for a in trees for leaf in a.value]
+    structs = _interleave(flags, mapped, shared)
+    named, position = {}, 0
+    for a in trees:
+        named[_identifier(a.name)] = a.treedef.unflatten(range(position, position + len(a.value)))
+        position += len(a.value)
+    order = jax.tree_util.tree_leaves(named)  # of the jaxpr's inputs: JAX sorts keyword arguments
 
-    def item(mapped_values, shared_values):
+    def item(**values):
         __tracebackhide__ = True
-        args, kwargs = batch.bind(mapped_values, shared_values)
-        leaves, tree = jax.tree_util.tree_flatten(function(*args, **kwargs))
-        structure[:] = [tree, [str(jax.random.key_impl(x)) if is_key(x) else None for x in leaves]]
-        return [_as_array(x) for x in leaves]
+        ordered = dict(zip(order, jax.tree_util.tree_leaves(values)))
+        leaves = [ordered[i] for i in range(len(flags))]
+        args, kwargs = batch.bind(
+            [v for v, is_mapped in zip(leaves, flags) if is_mapped],
+            [v for v, is_mapped in zip(leaves, flags) if not is_mapped],
+        )
+        results, tree = jax.tree_util.tree_flatten(function(*args, **kwargs))
+        structure[:] = [tree, [str(jax.random.key_impl(x)) if is_key(x) else None for x in results]]
+        return [_as_array(x) for x in results]
 
+    with contextlib.suppress(AttributeError, TypeError):  # JAX names the function and its line in messages
+        functools.update_wrapper(item, unwrap(function))
+    arguments = jax.tree_util.tree_map(lambda i: structs[i], named)
     # A function object of its own each time: JAX caches traces by identity, and globals may have changed.
     with TraceWatch(found) as watch:
-        closed = jax.make_jaxpr(item)(mapped, shared)
+        closed = jax.make_jaxpr(item)(**arguments)
     tree, impls = structure
     call, constants = with_constants_as_arguments(closed, CONSTANT_BYTES)
 
     def call_item(mapped_values: list, shared_values: list) -> list:
         own, constant_values = shared_values[: len(shared)], shared_values[len(shared) :]
-        return call(*constant_values, *mapped_values, *own)
+        values = _interleave(flags, mapped_values, own)
+        return call(*constant_values, *(values[i] for i in order))
 
     outputs = [Output(a.shape, a.dtype, impl) for a, impl in zip(closed.out_avals, impls)]
     return ItemProgram(
@@ -120,7 +140,7 @@ def trace_item(function: Callable, batch: Batch, found: Captured) -> ItemProgram
         outputs,
         mapped,
         [*shared, *(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants)],
-        _depends(closed.jaxpr, len(mapped)),
+        _depends(closed.jaxpr, [flags[i] for i in order]),
         _facts(closed, mapped),
         [*watch.notes(), *_large_notes(found)],
     )
@@ -143,9 +163,19 @@ def _large_notes(found: Captured) -> list[str]:
     ]
 
 
-def _depends(jaxpr: Any, mapped: int) -> list[bool]:
-    """For each output, whether it depends on the first `mapped` inputs."""
-    varying = set(jaxpr.invars[:mapped])
+def _interleave(flags: list[bool], mapped: Sequence[Any], shared: Sequence[Any]) -> list[Any]:
+    """Leaves in the order of the arguments, from the mapped and the shared ones."""
+    mapped_values, shared_values = iter(mapped), iter(shared)
+    return [next(mapped_values if is_mapped else shared_values) for is_mapped in flags]
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isidentifier() or c.isdigit() else "_" for c in name)
+
+
+def _depends(jaxpr: Any, mapped: list[bool]) -> list[bool]:
+    """For each output, whether it depends on an input that is mapped."""
+    varying = {v for v, is_mapped in zip(jaxpr.invars, mapped) if is_mapped}
 
     def varies(atom: Any) -> bool:
         return not hasattr(atom, "val") and atom in varying  # literals have a value
