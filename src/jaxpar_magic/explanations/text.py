@@ -42,12 +42,15 @@ _IPYTHON_FILE = re.compile(
 )
 _ARROW = re.compile(r"^-+> ?(?P<line>\d+) ?(?P<source>.*)$")
 
+# Punctuation as Chinese and Japanese write it: a message quoted there has it between name and text.
+_WIDE = {ord(wide): narrow for wide, narrow in zip("：，；。（）［］“”", (": ", ", ", "; ", ". ", *'()[]""'))}
+
 _REMOVED = re.compile(r"JAX has removed its internal frames|excludes JAX-internal frames")
 
 
 def parse(text: str) -> Failure:
     """The `Failure` that `text` tells of."""
-    text = _ANSI.sub("", text).replace("\r\n", "\n").strip("\n")
+    text = _ANSI.sub("", text).replace("\r\n", "\n").translate(_WIDE).strip("\n")
     lines = [_without_prefix(line) for line in text.split("\n")]
     text = "\n".join(lines)
     blocks = [block.strip("\n") for block in _CHAIN.split(text)]

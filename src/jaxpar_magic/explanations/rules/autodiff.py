@@ -661,11 +661,29 @@ def forward_mode_of_custom_vjp(failure: Failure) -> Finding | None:
     priority=10,
 )
 def grad_of_no_number(failure: Failure) -> Finding | None:
-    match = failure.search(r"Argument '(.*?)' of type <class '([\w.]+)'> is not a valid JAX type", re.S)
+    match = failure.search(r"Argument '(.*?)' of type <class '([\w.<>]+)'> is not a valid JAX type", re.S)
     outer, inner = derivative_calls(failure, "grad", "value_and_grad", "jacrev", "jacfwd", "hessian", "jacobian")
     if match is None or outer is None or inner is None:
         return None
     value, kind = match.group(1)[:60], match.group(2).rsplit(".", 1)[-1]
+    if "." in match.group(2) and kind not in ("ndarray", "Tensor") and re.match(rf"(?:\w+\.)*{kind}\(|<", value):
+        return Finding(
+            what=f"{inner.name} differentiates with respect to {_quoted(outer.args[0] if outer.args else None)}, an "
+            f"object of the class {kind}, and JAX does not know what arrays it holds.",
+            why="Arguments may be arrays, numbers, and tuples, lists, dicts, NamedTuples of them. Any other class must "
+            "be registered, so that JAX can take it apart and put it together again.",
+            fixes=[
+                Fix(
+                    "If it is a dataclass of arrays, register it",
+                    f"jax.tree_util.register_dataclass({kind})  # once, after the class",
+                ),
+                Fix(
+                    "Or pass a dict of its arrays",
+                    f"{outer.function}(vars({outer.args[0] if outer.args else 'params'}))",
+                ),
+            ],
+            facts={"value": value, "type": kind, "transformation": inner.name},
+        )
     return Finding(
         what=f"{inner.name} differentiates with respect to {_quoted(outer.args[0] if outer.args else None)}, which "
         f"holds {value!r}, a {kind}: it is no number.",
@@ -707,7 +725,9 @@ def callback_has_no_derivative(failure: Failure) -> Finding | None:
             "@f.defjvp\ndef f_jvp(primals, tangents):\n    (x,), (dx,) = primals, tangents\n"
             "    return f(x), derivative(x) * dx",
         ),
-        Fix("Or write the function with jax.numpy, so that JAX can differentiate it", "y = jnp.sin(x)"),
+        Fix(
+            "Or write the function with jax.numpy, so that JAX can differentiate it", "return jnp.sin(x)", kind="sketch"
+        ),
     ]
     if kind == "io_callback":
         fixes = [Fix("Keep the callback out of the derivative", "io_callback(report, None, jax.lax.stop_gradient(x))")]
@@ -735,6 +755,8 @@ def operation_has_no_derivative(failure: Failure) -> Finding | None:
         return None
     forward = match.group(1) == "Differentiation rule"
     operation = match.group(2)
+    if not forward and (operation in _CURVED or failure.call("linear_transpose") is not None):
+        return None  # it has a derivative: JPX1624
     fixes = [
         Fix(
             "Leave the operation out of the derivative (its contribution counts as constant)",
@@ -756,6 +778,61 @@ def operation_has_no_derivative(failure: Failure) -> Finding | None:
         fixes=fixes,
         facts={"operation": operation},
     )
+
+
+# Operations that have a derivative, and no transpose, since they are not linear.
+_CURVED = frozenset(
+    "sin cos tan exp exp2 log log1p expm1 tanh sinh cosh sqrt rsqrt cbrt abs sign logistic erf erfc erf_inv pow "
+    "integer_pow atan2 asin acos atan asinh acosh atanh max min square lgamma digamma floor ceil round".split()
+)
+
+
+@rule(
+    "JPX1624",
+    "function-is-not-linear",
+    types=("NotImplementedError",),
+    clues=("Transpose rule (for reverse-mode differentiation) for '",),
+)
+def function_is_not_linear(failure: Failure) -> Finding | None:
+    match = failure.search(r"Transpose rule \(for reverse-mode differentiation\) for '(\w+)' not implemented")
+    call = failure.call("linear_transpose")
+    if match is None or (match.group(1) not in _CURVED and call is None):
+        return None
+    operation = match.group(1)
+    function = call.args[0] if call is not None and call.args else None
+    fixes = [
+        Fix(
+            "Take the linear function that belongs to it at a point: its derivative",
+            f"y, transposed = jax.vjp({function or 'f'}, x)\nresult = transposed(g)",
+        )
+    ]
+    if call is None:
+        fixes.append(
+            Fix(
+                "In a custom_jvp rule, use the tangents in a linear way only: times a number, sums, products with arrays",
+                "return f(x), derivative(x) * dx  # not sin(dx)",
+            )
+        )
+    return Finding(
+        what=f"{function or 'A function'} was to be transposed, and it is not linear: it applies {operation} to its "
+        "argument.",
+        why="Only a linear function (f(a x + b y) = a f(x) + b f(y)) has a transpose. JAX transposes what "
+        "jax.linear_transpose is given, the matvec of its linear solvers, and the tangents of derivative rules.",
+        fixes=fixes,
+        facts={"operation": operation, "function": function},
+    )
+
+
+@rule("JPX1622", "custom-vjp-closes-over-tracer", types=("UnexpectedTracerError",), priority=20)
+def custom_vjp_holds_a_tracer(failure: Failure) -> Finding | None:
+    # older and newer JAX find out in different ways; here the function is called with the tracer inside
+    called = [call.function for call in (failure.user.calls if failure.user is not None else ())]
+    definitions = [failure.definitions.get(name, "") for name in called]
+    source = next((d for d in definitions if "custom_vjp" in d), None)
+    lines = [frame.source or "" for frame in failure.user_frames]
+    if source is None and not any(re.search(r"custom_vjp|\bdefvjp\(", line) for line in lines):
+        return None
+    return custom_vjp_closes_over_tracer(failure)
 
 
 @rule(

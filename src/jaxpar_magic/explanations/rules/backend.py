@@ -141,7 +141,7 @@ def demanded_platform_fails(failure: Failure) -> Finding | None:
         r"Unable to initialize backend '(\w+)': (.*?)(?: \(set JAX_PLATFORMS=''|\(set JAX_PLATFORMS| \(you may need|$)",
         re.S,
     )
-    if match is None:
+    if match is None or failure.search(r"PJRT API version|Unexpected PJRT_"):
         return None
     asked, reason = match.group(1), " ".join(match.group(2).split())
     if asked == "rocm" and re.search(r"Could not find registered platform|GpuAllocatorConfig", reason):
@@ -678,7 +678,7 @@ def jax_submodule_not_imported(failure: Failure) -> Finding | None:
     if match is None:
         return None
     name = f"{match.group(1)}.{match.group(2)}"
-    if match.group(2).startswith("_") or not _is_submodule(name):
+    if match.group(2).startswith("_") or name in _ALWAYS or not _is_submodule(name):
         return None
     return Finding(
         what=f"{name} is a module of its own that has not been imported yet.",
@@ -690,6 +690,13 @@ def jax_submodule_not_imported(failure: Failure) -> Finding | None:
         ],
         facts={"module": name},
     )
+
+
+# `import jax` itself loads these
+_ALWAYS = frozenset(
+    f"jax.{name}"
+    for name in ("version", "numpy", "lax", "random", "nn", "tree", "tree_util", "core", "errors", "dtypes")
+)
 
 
 def _is_submodule(name: str) -> bool:

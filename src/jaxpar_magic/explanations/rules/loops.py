@@ -16,6 +16,12 @@ _CARRY = (
 )
 
 
+_CARRY_WHY = (
+    "JAX compiles the loop's body once for all steps, so each value that is carried from step to step must keep its "
+    "dtype and shape."
+)
+
+
 def _loop(failure: Failure) -> str:
     """What the user called: fori_loop and friends are scans and while_loops inside."""
     call = failure.call("scan", "fori_loop", "while_loop", "associative_scan", "map")
@@ -76,16 +82,40 @@ def carry_varies_between_devices(failure: Failure) -> Finding | None:
     )
 
 
+def _carry_of_old(failure: Failure) -> Finding | None:
+    """From the words of JAX before 0.4.9: "DIFFERENT ShapedArray(output) vs. ShapedArray(input)"."""
+    match = failure.search(
+        r"(?:(\w+) carry|(\w*)body_fun) output and input must have identical types, got\s.*?"
+        r"DIFFERENT ShapedArray\((\w+\[[\d,]*\])[^)]*\) vs\. ShapedArray\((\w+\[[\d,]*\])",
+        re.S,
+    )
+    after, before = (array_type(match.group(3)), array_type(match.group(4))) if match is not None else (None, None)
+    if match is None or before is None or after is None:
+        return None
+    loop = match.group(1) or "while_loop"
+    return Finding(
+        what=f"The carry of {loop} changes its type in one step: a part of it goes in as {match.group(4)} and comes "
+        f"out as {match.group(3)}.",
+        why=_CARRY_WHY,
+        fixes=_type_fixes(failure, None, before, after)
+        or [Fix(f"Start with a strong {before[0]}", f"init = jnp.asarray(init, jnp.{before[0]})")],
+        facts={"loop": loop, "before": match.group(4), "after": match.group(3)},
+    )
+
+
 @rule(
     "JPX0702",
     "carry-type-changes",
     types=("TypeError",),
-    clues=("carry input and carry output must have equal types", "body_fun output and input must have identical types"),
+    clues=(
+        "carry input and carry output must have equal types",
+        "output and input must have identical types",
+    ),
 )
 def carry_type_changes(failure: Failure) -> Finding | None:
     found = [m for m in failure.findall(_CARRY) if array_type(m.group(2)) and array_type(m.group(3))]
     if not found:
-        return None
+        return _carry_of_old(failure)
     loop = _loop(failure)
     fixes: list[Fix] = []
     parts = []
@@ -100,8 +130,7 @@ def carry_type_changes(failure: Failure) -> Finding | None:
         return None
     return Finding(
         what=f"The carry of {loop} changes its type in one step: {listed(parts)}.",
-        why="JAX compiles the loop's body once for all steps, so each value that is carried from step to step "
-        "must keep its dtype and shape.",
+        why=_CARRY_WHY,
         fixes=fixes,
         facts={
             "loop": loop,

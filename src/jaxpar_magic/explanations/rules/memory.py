@@ -215,6 +215,7 @@ def out_of_device_memory(failure: Failure) -> Finding | None:
         "DNN library",
         "cuSolver",
         "cusparse",
+        "cudnn",
     ),
 )
 def gpu_libraries_without_memory(failure: Failure) -> Finding | None:
@@ -222,7 +223,9 @@ def gpu_libraries_without_memory(failure: Failure) -> Finding | None:
         r"(CUDNN_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|ALLOC_FAILED)|CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|"
         r"CUSOLVER_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|ALLOC_FAILED)|DNN library initialization failed|"
         r"[Ff]ailed to create (?:cublas|cuBLAS|cudnn|cuDNN|cusolver) handle|"
-        r"gpusolverDnCreate\(&handle\) failed: cuSolver internal error)"
+        r"gpusolverDnCreate\(&handle\) failed: cuSolver internal error|custom call 'xla\.gpu\.gemm' failed: cublas error|"
+        r"Failed to determine best cudnn convolution algorithm|All algorithms tried for %cudnn-conv\S* failed|"
+        r"DNN library is not found)"
     )
     if match is None:
         return None
@@ -290,13 +293,19 @@ def _kept(failure: Failure, name: str | None) -> Fix:
         if donated in call.args:
             return Fix(
                 f"Make {donated} anew, and at each call keep the result under the same name",
-                f"{donated} = {call.source}",
+                _anew(failure, donated) + f"{donated} = {call.source}",
             )
     state = donated or "state"
     return Fix(
         f"Make {state} anew, and keep the result of the call that donates under the same name",
-        f"{state} = step({state})",
+        _anew(failure, donated) + f"{state} = step({state})",
     )
+
+
+def _anew(failure: Failure, name: str | None) -> str:
+    """The line that made the array, where it is known."""
+    made = failure.definitions.get(name or "", "")
+    return f"{made}\n" if re.match(rf"{re.escape(name or '')} = ", made) and "\n" not in made else ""
 
 
 def _is_jax(call: Call) -> bool:
@@ -313,7 +322,7 @@ def array_was_given_away(failure: Failure) -> Finding | None:
     gone = failure.search(r"Array has been deleted with shape=(\w+)\[([\d,]*)\]")
     passed = failure.search(
         r"[Ii]nvalid buffer passed(?: to Execute\(\) as argument (\d+))?.*[Bb]uffer has been deleted or donated"
-        r"|[Bb]uffer has been deleted or donated"
+        r"|[Bb]uffer has been deleted or donated|called on deleted or donated buffer"
     )
     if gone is None and passed is None:
         return None
@@ -324,7 +333,10 @@ def array_was_given_away(failure: Failure) -> Finding | None:
     place = f" (argument {passed.group(1)} of the call)" if passed is not None and passed.group(1) else ""
     fixes = [
         _kept(failure, name),
-        Fix("Give the function a copy, if the old values are still needed", f"step({name or 'state'}.copy())"),
+        Fix(
+            "Give the function a copy, if the old values are still needed",
+            _anew(failure, name) + f"step({name or 'state'}.copy())",
+        ),
         Fix("Let the function donate nothing", "step = jax.jit(function)  # without donate_argnums"),
     ]
     return Finding(

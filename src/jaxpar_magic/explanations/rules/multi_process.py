@@ -57,6 +57,7 @@ def distributed_initialized_too_late(failure: Failure) -> Finding | None:
             Fix(
                 "Call it first thing, in a new process (restart the kernel)",
                 f"import jax\n\n{_start(failure)}\n\n# only now: arrays, jax.devices(), imports that make arrays",
+                kind="start",
             ),
         ],
         facts={"devices": devices},
@@ -391,6 +392,7 @@ def local_data_does_not_fit(failure: Failure) -> Finding | None:
             f"{_rewritten(call)}  # {data} complete"
             if call is not None
             else "x = jax.make_array_from_process_local_data(sharding, local_data)",
+            kind="sketch",
         ),
         Fix(
             "Or let each device ask for its own part of the data",
@@ -456,15 +458,19 @@ def collective_is_stuck(failure: Failure) -> Finding | None:
         "PollForError",
         "Polled an error from coordination service",
         "was preempted",
+        "stopped sending heartbeats",
+        "Gloo context initialization failed",
     ),
 )
 def process_was_lost(failure: Failure) -> Finding | None:
-    lost = failure.search(r"Task /job:jax_worker/replica:\d+/task:(\d+) heartbeat timeout")
+    lost = failure.search(r"Task /job:jax_worker/replica:\d+/task:(\d+) heartbeat timeout") or failure.search(
+        r"unhealthy \(stopped sending heartbeats\):\s*/job:\w+/replica:\d+/task:(\d+)"
+    )
     leader = failure.search(r"Failed to send RPC to coordination service|leader task was preempted/died/restarted")
     task = failure.search(r"(?:[Tt]ask|from) /job:jax_worker/replica:\d+/task:(\d+)")
     general = failure.search(
         r"JAX distributed service detected fatal errors|heartbeat timeout|Polled an error from "
-        r"coordination service"
+        r"coordination service|Gloo context initialization failed: .*Connection (?:closed|reset) by peer"
     )
     if failure.search(r"CoordinationService/RegisterTask") or (failure.live and failure.from_jax is False):
         return None

@@ -24,7 +24,10 @@ def _unhashable(failure: Failure) -> tuple[str, str] | None:
         r"<class '([^']+)'>, (.*?)\. The error was:",
         re.S,
     )
-    return (match.group(1), match.group(2)) if match is not None else None
+    if match is None:  # JAX before 0.4 names the type only
+        old = failure.search(r"Non-hashable static arguments are used in a jit function.*?<class '([^']+)'>", re.S)
+        return (old.group(1), "not shown") if old is not None else None
+    return match.group(1), match.group(2)
 
 
 @rule("JPX1101", "static-argument-without-a-hash", types=("ValueError",), clues=("Non-hashable static arguments",))

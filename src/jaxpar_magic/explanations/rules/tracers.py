@@ -27,6 +27,9 @@ def _construct(failure: Failure) -> tuple[str | None, str | None]:
         return None, None
     if failure.inner_frames and any(f.package not in ("jax", "own") for f in failure.inner_frames):
         return None, None  # a library's own `if`
+    told = _statement(frame.segment)
+    if told is not None:
+        return told
     for text in (frame.statement, frame.source):
         tree, source = parse_fragment(text) if text else (None, "")
         if tree is None:
@@ -45,6 +48,19 @@ def _construct(failure: Failure) -> tuple[str | None, str | None]:
     source = frame.source or ""
     word = re.match(r"(?:el)?(if|while)\b", source)
     return (word.group(1) if word else None), frame.segment
+
+
+def _statement(segment: str | None) -> tuple[str, str] | None:
+    """("if", its condition) where Python names a whole `if`, `while` or `assert` as what failed (3.11 and 3.12 do,
+    if the condition is a name or a call)."""
+    if not re.match(r"(?:if|while|assert)\b", segment or ""):
+        return None
+    tree, source = parse_fragment(segment or "")
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.If | ast.While | ast.Assert):
+            kind = {ast.If: "if", ast.While: "while", ast.Assert: "assert"}[type(node)]
+            return kind, ast.get_source_segment(source, node.test) or ast.unparse(node.test)
+    return None
 
 
 def _same(text: str | None, segment: str) -> bool:
@@ -277,9 +293,57 @@ def and_or_not_on_traced_values(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX0509", "truth-of-a-traced-value", types=("TracerBoolConversionError",), priority=-10)
+def _asked_inside_jax(failure: Failure) -> Finding | None:
+    """A function of JAX that decides in Python by an argument (top_k by k): this must be a plain number."""
+    segment = failure.user.segment if failure.user is not None else None
+    call = failure.outer_call
+    if call is None or segment is None or call.source != segment or not re.match(r"(?:jnp|jax|lax)\.", call.function):
+        return None
+    given = [source for source in (*call.args, *call.keywords.values()) if (v := failure.variable(source)) and v.tracer]
+    argument = tracing(failure)[2]
+    asked = argument if argument in given else given[-1] if given else None
+    static = static_fix(failure)
+    if asked is None or static is None:
+        return None
+    return (
+        Finding(
+            what=_what(
+                failure,
+                f"{call.function} decides in Python by the value of one of its arguments, most likely `{asked}`",
+            ),
+            why=_why(failure, "question for true or false") + " Sizes, counts and options of a function of JAX must be "
+            "plain Python values.",
+            fixes=[
+                static,
+                Fix(
+                    "Or write the value there, if it is always the same",
+                    re.sub(rf"(?<![\w.]){re.escape(asked)}\b(?!=)", "3", call.source),
+                ),
+            ],
+            facts=_facts(failure, asked),
+        )
+        if call.name in _BY_VALUE
+        else None
+    )
+
+
+# functions of JAX that look at the value of an argument, without a message of their own
+_BY_VALUE = frozenset(["top_k", "approx_max_k", "approx_min_k"])
+
+
+@rule(
+    "JPX0509",
+    "truth-of-a-traced-value",
+    types=("TracerBoolConversionError", "ConcretizationTypeError"),
+    priority=-10,
+)
 def truth_of_a_traced_value(failure: Failure) -> Finding | None:
     """What holds for every such error, where the line is unknown or asks in another way."""
+    if not failure.is_a("TracerBoolConversionError") and not failure.search(r"problem arose with the `bool` function"):
+        return None
+    inside = _asked_inside_jax(failure)
+    if inside is not None:
+        return inside
     match = failure.search(r"traced array with shape (\w+\[[^\]]*\])")
     shape = f" ({match.group(1)})" if match is not None else ""
     library = next((f.package for f in failure.inner_frames if f.package not in ("jax", "own", "stdlib")), None)

@@ -18,6 +18,13 @@ _WHY = (
 )
 
 
+def _traced_call(failure: Failure) -> str:
+    """The user's call of the function that was traced: `f(1.0)`."""
+    frames = failure.user_frames
+    calls = frames[1].calls if len(frames) > 1 else ()
+    return calls[0].source if calls and "\n" not in calls[0].source else "f(x)"
+
+
 def _why(failure: Failure, who: str) -> str:
     _, transform, _ = tracing(failure)
     return _WHY.format(transform=f" for {transform}" if transform else "", who=who)
@@ -329,6 +336,8 @@ def number_of_a_traced_value(failure: Failure) -> Finding | None:
         return None
     name = match.group(1)
     call = called_with(failure, name)
+    if name == "bool" and call is None:
+        return None  # an if, a while, an and: the rules of these know better
     cast = {"float": "jnp.float32", "int": "jnp.int32", "complex": "jnp.complex64", "bool": "bool"}.get(
         name, "jnp.float32"
     )
@@ -341,7 +350,17 @@ def number_of_a_traced_value(failure: Failure) -> Finding | None:
             if name == "float"
             else "Change the dtype instead, which stays traced"
         )
-        fixes.append(Fix(title, failure.rewrite(call.source, new) or new))
+        whole, _ = parse_fragment(failure.user.statement or "") if failure.user is not None else (None, "")
+        parts = ast.walk(whole) if whole is not None else ()
+        subscript = next(
+            (n for n in parts if isinstance(n, ast.Subscript) and ast.unparse(n.slice) == call.source), None
+        )
+        if subscript is not None and isinstance(subscript.value, ast.List | ast.Tuple):
+            holder = ast.unparse(subscript.value)
+            old, new = ast.unparse(subscript), f"jnp.array({holder})[{x}]"
+            fixes.append(Fix("Make an array of the list: arrays take traced indices", failure.rewrite(old, new) or new))
+        else:
+            fixes.append(Fix(title, failure.rewrite(call.source, new) or new))
         what = f"{name}({x}) makes a Python number, and `{x}` has no value yet{_inside(failure)}."
     else:
         function = next(
@@ -365,7 +384,9 @@ def number_of_a_traced_value(failure: Failure) -> Finding | None:
         else:
             what = f"Something at this line makes a Python {name}, and the traced value has none yet{_inside(failure)}."
             fixes.append(Fix(f"Keep the array, and change its dtype where {name} was meant", f"x.astype({cast})"))
-    fixes.append(Fix("Or convert outside, after the traced function has returned", f"result = {name}(f(x))"))
+    called = fixes[-1].code if fixes and fixes[-1].code.startswith("jax.jit(") else None
+    title = "Or convert outside, after the traced function has returned"
+    fixes.append(Fix(title, f"result = {name}({called or _traced_call(failure)})", kind="here" if called else "sketch"))
     return Finding(
         what=what,
         why=_why(failure, f"Python's {name}"),
@@ -432,11 +453,21 @@ def contents_of_a_traced_array(failure: Failure) -> Finding | None:
         "global_shards",
         "is_fully_addressable",
     ):
-        fixes = [Fix("Ask outside of the traced function", f"result = f({x})\nprint(result.devices())")]
+        fixes = [
+            Fix(
+                "Ask outside of the traced function",
+                f"result = {_traced_call(failure)}\nprint(result.devices())",
+                kind="sketch",
+            )
+        ]
         what = f"`{x}.{name}` asks where the array lies, and a traced value lies nowhere yet."
     else:
         fixes = [
-            Fix(f"Return the array, and call .{name}() outside", f"result = f(x)\nresult.{name}()"),
+            Fix(
+                f"Return the array, and call .{name}() outside",
+                f"result = {_traced_call(failure)}\nresult.{name}()",
+                kind="sketch",
+            ),
             Fix("Inside, compute with the array itself; to look at it, print it", f'jax.debug.print("{{}}", {x})'),
         ]
         if name == "tolist":
@@ -477,7 +508,11 @@ def text_of_a_traced_value(failure: Failure) -> Finding | None:
         percent = re.search(r"['\"][^'\"]*%[\d.]*[feg][^'\"]*['\"]\s*%", source)
         if percent is None or failure.user is None or failure.user.raises:
             return None
-    field = re.search(r"\{(\w[\w.\[\]]*)(:[^}]*)\}", source) or re.search(r"%\s*\(?(\w+)", source)
+    field = (
+        re.search(r"\{(\w[\w.\[\]]*)(:[^}]*)\}", source)
+        or re.search(r"['\"]\s*%\s*\(?\s*(?:float\()?([A-Za-z_][\w.]*)(?!\w*\()", source)
+        or re.search(r"%\s*\(?(\w{2,})", source)
+    )
     x = field.group(1) if field else "x"
     label = x if x.isidentifier() else "value"
     return Finding(
@@ -485,7 +520,11 @@ def text_of_a_traced_value(failure: Failure) -> Finding | None:
         why=_why(failure, "A format such as :.2f") + " A print runs once, while JAX traces, not at each call.",
         fixes=[
             Fix("Print while the compiled function runs", f'jax.debug.print("{label} = {{v:.2f}}", v={x})'),
-            Fix("Or return the value, and make the text outside", 'result = f(x)\nprint(f"{result:.2f}")'),
+            Fix(
+                "Or return the value, and make the text outside",
+                f'result = {_traced_call(failure)}\nprint(f"{{result:.2f}}")',
+                kind="sketch",
+            ),
         ],
         facts=_facts(failure, value=x),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..context import Failure, Variable
 from ..explanation import Fix
 from ..registry import Finding, rule
-from ..wording import counted, listed, parmap_fix
+from ..wording import counted, listed, parmap_fix, sizes
 
 _LENGTHS_WHY = (
     "{name} maps axis 0 of every argument unless in_axes says otherwise; the mapped axes must be equally long. "
@@ -33,12 +33,40 @@ def in_pmap(failure: Failure) -> bool:
     return failure.raised_in("jax/_src/pmap.py") or (failure.frames_removed and failure.call("pmap") is not None)
 
 
+def _sizes_of_old(failure: Failure, name: str) -> Finding | None:
+    """From the words of JAX before 0.2.25: "arg 0 has shape (8, 3) and axis 0 is to be mapped"."""
+    lines = failure.findall(r"arg (\d+) has shape \(([\d, ]*)\) and axis (\d+) is to be mapped")
+    axes = []
+    for m in lines:
+        shape, axis = sizes(m.group(2)), int(m.group(3))
+        if axis < len(shape):
+            axes.append(_Axis(shape[axis], axis, f"argument {m.group(1)}", str(shape)))
+    if len({a.size for a in axes}) < 2:
+        return None
+    parts = [f"axis {a.axis} of {a.argument}, of shape {a.type}, has {a.size}" for a in axes]
+    in_axes = ", ".join("0" if a.size == axes[0].size else "None" for a in axes)
+    return Finding(
+        what=f"{name} maps its arguments together, one item of each at a time, but their lengths differ: "
+        f"{listed(parts)}.",
+        why=_LENGTHS_WHY.format(name=name),
+        fixes=[
+            Fix(
+                f"Share {axes[-1].argument} among all items instead of mapping it",
+                f"jax.{name}(function, in_axes=({in_axes}))(inputs, shared)",
+            )
+        ],
+        facts={"sizes": tuple(a.size for a in axes)},
+    )
+
+
 @rule("JPX0401", "mapped-sizes-differ", types=("ValueError",), clues=("inconsistent sizes for array axes",))
 def mapped_sizes_differ(failure: Failure) -> Finding | None:
     head = failure.search(r"\b(vmap|pmap) got inconsistent sizes for array axes to be mapped")
     lines = failure.findall(
         r"(?:had|axes of) size (\d+)(?:, e\.g\.|:) axis (-?\d+) of (?:argument )?(\S+) of type ([^;\s]+)"
     )
+    if head is not None and not lines:
+        return _sizes_of_old(failure, head.group(1))
     if head is None or len(lines) < 2:
         return None
     name = head.group(1)
