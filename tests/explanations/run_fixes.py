@@ -13,6 +13,7 @@ import ast
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import linecache
 import os
@@ -63,6 +64,8 @@ def kept_state(shell):
     settings, count = dict(jax.config.values), number_of_devices()
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as here:
         os.chdir(here)
+        with open("data.txt", "w", encoding="utf-8") as file:
+            file.write("1 2\n3 4\n")  # what some pages read
         try:
             yield
         finally:
@@ -116,7 +119,7 @@ def run_job(shell, job):
             space.update(left)
             result["here"] = problem(lambda: run_here(shell, fix.code, space))
             if result["here"] and places:
-                result["in place"] = [problem(lambda: run_in_place(source, fix.code, line)) for line in places]
+                result["in place"] = [tried(lambda: run_in_place(source, fix.code, *place)) for place in places]
         done.append(result)
     return {"outcome": explanations[0].code, "fixes": done}
 
@@ -154,12 +157,13 @@ def in_script(failure):
 
 
 def user_lines(error, file):
-    """Lines of the snippet in the traceback, the innermost first."""
+    """Lines of the snippet in the traceback and where the failing expressions stand, the innermost first."""
     found = []
     walk = error.__traceback__ if error is not None else None
     while walk is not None:
         if walk.tb_frame.f_code.co_filename == file:
-            found.insert(0, walk.tb_lineno)
+            positions = next(itertools.islice(walk.tb_frame.f_code.co_positions(), walk.tb_lasti // 2, None))
+            found.insert(0, (walk.tb_lineno, positions))
         walk = walk.tb_next
     return list(dict.fromkeys(found))
 
@@ -178,6 +182,14 @@ def problem(run):
     finally:
         signal.alarm(0)
     return None
+
+
+def tried(run):
+    """What `run` returns, or raises, as text."""
+    try:
+        return run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def too_long(*_):
@@ -219,25 +231,93 @@ def run_here(shell, code, space):
         space.pop("get_ipython", None)
 
 
-def run_in_place(source, code, line):
-    """The snippet with `code` instead of the statement at `line`."""
-    lines = source.splitlines()
+def run_in_place(source, code, line, positions):
+    """The snippet with `code` instead of the statement at `line`, or before it; in a lambda, as its body."""
+    refuse_commands(code)
+    refuse_gaps(code)
+    problems = []
+    for change in (instead, before, in_lambda, within):
+        whole = change(source, textwrap.dedent(code), line, positions)
+        if whole is None:
+            continue
+        file = "in_place.py"
+        linecache.cache[file] = (len(whole), None, whole.splitlines(keepends=True), file)
+        problems.append(problem(lambda: exec(compile(whole, file, "exec"), {"__name__": "__main__"})))  # noqa: B023
+        if problems[-1] is None or (only_looks(code) and change in (before, in_lambda)):
+            return None
+    return problems[0]
+
+
+def only_looks(code):
+    """Whether the fix prints something: the failure that comes afterwards is the old one."""
+    return all(re.match(r"(import|from|print\(|jax\.debug\.print\()", line) for line in code.strip().split("\n"))
+
+
+def statement_at(source, line):
+    """The smallest statement around a line, and the number of its first line."""
     around = [
         node
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno
     ]
     statement = min(reversed(around), key=lambda node: node.end_lineno - node.lineno)
-    first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+    return statement, min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+
+
+def with_lines(source, code, first, last):
+    """`source` with the lines from `first` to before `last` replaced by `code`, indented like the first."""
+    lines = source.splitlines()
     start = lines[first - 1]
-    indent = start[: len(start) - len(start.lstrip())]
-    new = textwrap.indent(textwrap.dedent(code), indent).splitlines()
-    refuse_commands(code)
-    whole = "\n".join([*lines[: first - 1], *new, *lines[statement.end_lineno :]]) + "\n"
-    refuse_gaps(whole)
-    file = "in_place.py"
-    linecache.cache[file] = (len(whole), None, whole.splitlines(keepends=True), file)
-    exec(compile(whole, file, "exec"), {"__name__": "__main__"})
+    new = textwrap.indent(code, start[: len(start) - len(start.lstrip())]).splitlines()
+    return "\n".join([*lines[: first - 1], *new, *lines[last - 1 :]]) + "\n"
+
+
+def instead(source, code, line, _):
+    statement, first = statement_at(source, line)
+    return with_lines(source, code, first, statement.end_lineno + 1)
+
+
+def before(source, code, line, _):
+    _, first = statement_at(source, line)
+    return with_lines(source, code, first, first)
+
+
+def within(source, code, line, positions):
+    """The failing expression replaced by one that the fix gives."""
+    if None in positions or positions[0] != positions[1]:
+        return None
+    lines = code.strip().split("\n")
+    try:
+        ast.parse(lines[-1], mode="eval")
+    except SyntaxError:
+        return None
+    text = source.splitlines()
+    old = text[line - 1].encode()
+    text[line - 1] = (old[: positions[2]] + f"({lines[-1]})".encode() + old[positions[3] :]).decode()
+    return "\n".join([*lines[:-1], *text]) + "\n"
+
+
+def in_lambda(source, code, line, _):
+    """The one lambda of the statement as a function that holds the fix."""
+    statement, first = statement_at(source, line)
+    lambdas = [node for node in ast.walk(statement) if isinstance(node, ast.Lambda)]
+    if len(lambdas) != 1:
+        return None
+    tree = ast.parse(code)
+    last = tree.body[-1]
+    if isinstance(last, ast.Expr) and not re.search(r"print\(", code):
+        tree.body[-1] = ast.Return(last.value)
+    elif not isinstance(last, ast.Return):
+        tree.body.append(ast.Return(lambdas[0].body))
+    function = ast.FunctionDef("was_lambda", lambdas[0].args, tree.body, [], lineno=1, type_params=[])
+
+    class Change(ast.NodeTransformer):
+        def visit_Lambda(self, node):
+            return ast.Name("was_lambda", ast.Load())
+
+    changed = Change().visit(statement)
+    new = ast.unparse(ast.fix_missing_locations(ast.Module([function, changed], [])))
+    return with_lines(source, new, first, statement.end_lineno + 1)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class Fix:
         "here": runs in the session as the failure left it, or in the place of the user's line.
         "start": belongs at the start of a new process, before JAX starts.
         "shell": a command for a shell, or a package to install.
+        "sketch": how it goes, where more than one place of the user's code has to change.
     fill_in:
         Names in the code that stand for something of the user's that the failure does not tell.
     """

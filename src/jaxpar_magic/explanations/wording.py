@@ -107,9 +107,45 @@ def complete(fix: Fix, failure: Failure) -> Fix:
     if statements is None:
         return fix
     free = _free_names(statements, failure.scope)
+    given = {name: source for name, source in _inputs(failure).items() if name in free and not _has_gap(statements)}
+    if given:
+        code = "\n".join([*(f"{name} = {source}" for name, source in given.items()), fix.code])
+        return complete(replace(fix, code=code), failure)
     imports = [_IMPORTS[name] for name in free if name in _IMPORTS]
     gaps = [name for name in free if name not in _IMPORTS] + ["..."] * _has_gap(statements)
     return replace(fix, code="\n".join([*imports, fix.code]), fill_in=tuple(gaps))
+
+
+def _inputs(failure: Failure) -> dict[str, str]:
+    """Names that fixes use for what the user wrote as an expression, with that expression.
+
+    `jax.random.normal(jax.random.key(0))` gives the key; `jax.vmap(lambda x: …)(jnp.ones(3))` the function
+    and the x.
+    """
+    found: dict[str, str] = {}
+    for call in [call for frame in failure.user_frames for call in frame.calls]:
+        if re.search(r"\brandom\.\w+$", call.function) and call.args and re.search(r"key\(|Key\(", call.args[0]):
+            found.setdefault("key", call.args[0])
+    for name in ("shard_map", "pmap", "vmap", "jit", "grad", "value_and_grad", "vjp", "map", "scan", "while_loop"):
+        inner = failure.call(name)
+        if inner is None or not inner.args or "..." in inner.args[0]:
+            continue
+        function = inner.args[0]
+        found.setdefault("function", function)
+        found.setdefault("f", function)
+        applied = failure.applied(name)
+        arguments = applied[0].args if applied is not None else ()
+        parameters = re.match(r"lambda ([\w, ]*):", function)
+        names = parameters.group(1).split(", ") if parameters is not None else ()
+        for parameter, argument in (*zip(names, arguments), *zip(("x", "y"), arguments), *zip(("xs",), arguments)):
+            if not argument.startswith("*") and parameter:
+                found.setdefault(parameter, argument)
+    return {name: source for name, source in found.items() if _is_independent(name, source)}
+
+
+def _is_independent(name: str, source: str) -> bool:
+    statements = _parse(source) if "\n" not in source else None
+    return bool(statements) and name not in _free_names(statements or [], ())
 
 
 def _parse(code: str) -> list[ast.stmt] | None:

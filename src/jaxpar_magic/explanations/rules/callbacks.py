@@ -70,6 +70,7 @@ def callback_raised(failure: Failure) -> Finding | None:
             Fix(
                 "Try the function by itself, with arrays as it gets them",
                 f"{host if host.isidentifier() else 'host_function'}(jax.numpy.ones(3))",
+                kind="sketch",
             ),
             Fix(
                 "Or catch the error inside, and return a value that marks it",
@@ -232,7 +233,7 @@ def side_effect_not_supported_here(failure: Failure) -> Finding | None:
     fixes = []
     if ordered:
         fixes.append(Fix("Leave ordered=True away", "jax.debug.print('x = {}', x)"))
-    fixes.append(Fix("Return the value, and report it outside", "y, reported = f(x)\nprint(reported)"))
+    fixes.append(Fix("Return the value, and report it outside", "y, reported = f(x)\nprint(reported)", kind="sketch"))
     if len(fixes) < 2:
         fixes.append(
             Fix(

@@ -252,7 +252,8 @@ def bad_config_value(failure: Failure) -> Finding | None:
         what = f"The setting {name or 'of jax.config'} got {kind.group(3)}{of}, and must be {want}."
         value = _example_value(kind)
         code = failure.rewrite(call.args[1], value) if call is not None and len(call.args) > 1 else None
-        fixes = [Fix("Give it a value of that kind", code or f"jax.config.update({name or 'name'}, {value})")]
+        count = device_count_fix(failure, 4) if name is not None and "num_cpu_devices" in name else None
+        fixes = [count or Fix("Give it a value of that kind", code or f"jax.config.update({name or 'name'}, {value})")]
         facts = {"option": name, "value": kind.group(3)}
     elif env is not None or flag is not None:
         value, option = env.groups() if env is not None else flag.groups() if flag is not None else ("", "")
@@ -334,13 +335,16 @@ def pmap_maps_nothing(failure: Failure) -> Finding | None:
         return None
     applied = failure.applied("pmap")
     given = applied[1].keywords.get("in_axes") if applied is not None else None
+    same = "function()"
+    if applied is not None and applied[1].args:
+        same = f"({applied[1].args[0]})({', '.join(applied[0].args)})"
     arguments = applied[0].args if applied is not None else None
     if given is not None and not re.search(r"\d", given):
         what = f"in_axes={given} maps no argument of pmap, so pmap cannot tell how many copies to run."
         new = given.replace("None", "0", 1)
         code = failure.rewrite(f"in_axes={given}", f"in_axes={new}")
         if code is not None:
-            code += "  # the first argument has one item for each device"
+            code = code.replace("pmap", "vmap", 1)
     elif arguments == ():
         what = "pmap's function is called without arguments, so pmap cannot tell how many copies to run."
         code = "mapped(jnp.arange(jax.device_count()))"
@@ -356,10 +360,13 @@ def pmap_maps_nothing(failure: Failure) -> Finding | None:
         "have such "
         "an axis: 0 in in_axes. None shares an argument among all copies.",
         fixes=[
-            Fix("Map at least one argument", code or "jax.pmap(function, in_axes=(0, None))(items, shared)"),
+            Fix(
+                "Map at least one argument (vmap takes any number of items)",
+                code or "jax.pmap(function, in_axes=(0, None))(items, shared)",
+            ),
             Fix(
                 "To run the same computation on every device, pass a number for each",
-                "jax.pmap(lambda i: function())(jnp.arange(jax.local_device_count()))",
+                f"jax.pmap(lambda i: {same})(jnp.arange(jax.local_device_count()))",
             ),
         ],
         facts={"in_axes": given},
@@ -403,14 +410,16 @@ def pmap_argument_is_no_array(failure: Failure) -> Finding | None:
                 code or f"jax.pmap(function, static_broadcasted_argnums={position})",
             )
         )
+    others = [source for source in outer.args if source != name]
+    rest = others[0] if len(others) == 1 else "x"
     fixes.append(
         Fix(
             "Or build it into the function",
             "from functools import partial\n"
             + (
-                f"jax.pmap(partial(function, {name}))(x)"
+                f"jax.pmap(partial(function, {name}))({rest})"
                 if position is None
-                else f"jax.pmap(lambda x: function(x, {name}))(x)"
+                else f"jax.pmap(lambda x: function(x, {name}))({rest})"
             ),
         )
     )

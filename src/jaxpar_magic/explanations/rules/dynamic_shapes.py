@@ -609,7 +609,8 @@ def shape_of_other_than_whole_numbers(failure: Failure) -> Finding | None:
     found = _sized_call(failure)
     size = found[1] if found is not None else None
     fixes = []
-    if found is not None and size and match is not None and "." in match.group(1):
+    divided = bool(size and re.search(r"[A-Za-z_/]", size))  # a plain 1.5 is a mistake that int() would hide
+    if found is not None and size and divided and match is not None and "." in match.group(1):
         call = found[0]
         parts = size.strip("()").split(",") if "," in size else [size.strip("()")]
         whole = [

@@ -43,6 +43,10 @@ def list_as_index(failure: Failure) -> Finding | None:
     ):
         return None
     place = _subscript(failure)
+    fits = True
+    if place is not None:
+        variable, items = failure.variable(place[0]), place[1].count(",") + 1
+        fits = variable is None or variable.shape is None or items <= len(variable.shape)
     if place is None:
         what, code, code2 = "A Python list was used as an index.", "x[jnp.array(indices)]", "x[tuple(indices)]"
     else:
@@ -56,7 +60,7 @@ def list_as_index(failure: Failure) -> Finding | None:
         "becomes an input of its own; so JAX wants it said.",
         fixes=[
             Fix("Make an array of it: one item for each number in the list", code),
-            Fix("Or, if the list holds one index for each axis, a tuple", code2),
+            *([Fix("Or, if the list holds one index for each axis, a tuple", code2)] if fits else []),
         ],
         facts={"index": place[1] if place is not None else None},
     )

@@ -253,6 +253,10 @@ def function_argument_is_not_static(failure: Failure) -> Finding | None:
     name = base.group() if base else None
     nested = problem.path is not None and name != problem.path
     fixes = []
+    applied, code = failure.applied("jit"), None
+    if applied is not None and applied[1].args and len(applied[0].args) > 1:
+        given, *rest = applied[0].args
+        code = f"jax.jit(lambda *rest: ({applied[1].args[0]})({given}, *rest))({', '.join(rest)})"
     if problem.jit and name and not nested:
         fix = static_fix(failure, name, problem.function or "function")
         if fix is not None:
@@ -262,7 +266,7 @@ def function_argument_is_not_static(failure: Failure) -> Finding | None:
             "Or let the function be known from its surroundings"
             if fixes
             else "Let the function be known from its surroundings",
-            f"jax.jit(lambda x: function({name or 'g'}, x))(x)",
+            code or f"jax.jit(lambda x: function({name or 'g'}, x))(x)",
         )
     )
     where = f" as its argument {problem.path}" if problem.path else ""
@@ -428,7 +432,9 @@ def class_that_jax_does_not_know(failure: Failure) -> Finding | None:
             "rebuild\n)",
         ),
     ]
-    if problem.jit and problem.path and problem.path.isidentifier():
+    fields = failure.definitions.get(name, "")
+    holds_arrays = re.search(r": *[\w.]*\bArray\b", fields) is not None
+    if problem.jit and problem.path and problem.path.isidentifier() and not holds_arrays:
         fix = static_fix(
             failure,
             problem.path,
@@ -955,7 +961,11 @@ def compiled_for_other_types(failure: Failure) -> Finding | None:
         what = f"`{name}` is compiled ahead of time for other types than it got."
     fixes = []
     source = failure.definitions.get(name)
-    if source is not None and ".compile()" in source:
+    lowered = next((c for c in failure.defining_calls(name) if c.function.endswith((".lower", ".trace"))), None)
+    if lowered is not None and call is not None and len(lowered.args) != len(call.args):
+        code = failure.rewrite(call.source, f"{name}({', '.join(lowered.args)})") or "f(x)"
+        fixes.append(Fix("Call it with as many arguments as it was compiled for", code))
+    elif source is not None and ".compile()" in source:
         jitted = re.sub(
             r"\.(?:trace|lower)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)(?:\.lower\(\))?\.compile\(\)", "", source
         )
@@ -978,12 +988,13 @@ def compiled_for_other_types(failure: Failure) -> Finding | None:
             fixes.append(
                 Fix("Or give it the dtype that it was compiled for", f"{name}(jnp.asarray({call.args[0]}, {dtype!r}))")
             )
-    fixes.append(
-        Fix(
-            "Or compile it for these arguments too",
-            f"g = jax.jit(function).lower({', '.join(call.args) if call is not None else 'x'}).compile()",
+    if not fixes or "as many arguments" not in fixes[0].title:
+        fixes.append(
+            Fix(
+                "Or compile it for these arguments too",
+                f"g = jax.jit(function).lower({', '.join(call.args) if call is not None else 'x'}).compile()",
+            )
         )
-    )
     return Finding(
         what=what,
         why="What .lower(…).compile() gives is one machine program, for exactly the shapes, dtypes and structure it "

@@ -169,7 +169,9 @@ def scan_over_a_number(failure: Failure) -> Finding | None:
         if call is not None and xs is not None:
             tail = f"None, length={xs})"
             code = failure.rewrite(call.source, re.sub(rf"(xs\s*=\s*)?{re.escape(xs)}\)$", tail, call.source))
-        fixes.append(Fix(f"For {got} steps without inputs, give the length", code or f"None, length={got}"))
+        step = re.match(r"lambda \w+, (\w+): ?(.*)", call.args[0], re.S) if call is not None and call.args else None
+        if step is None or re.search(rf"\b{step.group(1)}\b", step.group(2)) is None:  # else it needs inputs
+            fixes.append(Fix(f"For {got} steps without inputs, give the length", code or f"None, length={got}"))
     if number:
         code = replaced(failure, call, xs, f"jax.numpy.arange({xs})")
         fixes.append(Fix("To get the step's number as input, scan over arange", code or f"jax.numpy.arange({got})"))

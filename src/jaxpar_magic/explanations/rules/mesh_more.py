@@ -88,7 +88,10 @@ def spec_without_mesh(failure: Failure) -> Finding | None:
     mesh = _mesh_name(failure)
     name_of_axis = re.search(r"'(\w+)'|\"(\w+)\"", shown)
     axis = next((group for group in name_of_axis.groups() if group), "x") if name_of_axis else "x"
-    make = "" if failure.meshes else f"{mesh} = jax.make_mesh(({failure.devices or 1},), ({axis!r},))\n"
+    explicit = "reshard" in (call.name if call is not None else "")
+    # since JAX 0.9 axes are Explicit unless said, and a constraint then only checks
+    auto = ", axis_types=(jax.sharding.AxisType.Auto,)" * (not explicit and (failure.jax_version or (0,)) >= (0, 9))
+    make = "" if failure.meshes else f"{mesh} = jax.make_mesh(({failure.devices or 1},), ({axis!r},){auto})\n"
     code = None
     if call is not None and spec is not None and spec.group() in call.source:
         new = call.source.replace(spec.group(), f"jax.sharding.NamedSharding({mesh}, {spec.group()})")
@@ -132,7 +135,8 @@ def mesh_inside_jit(failure: Failure) -> Finding | None:
     else:
         outer = _outer_statement(failure) if len(failure.user_frames) > 1 else None
         body = outer if outer and "\n" not in outer else f"result = {function}(x)"
-        fixes = [Fix("Set the mesh outside, around the call", f"with jax.set_mesh({mesh}):\n    {body}")]
+        title = f"Set the mesh outside, around the call, and no more inside {function}"
+        fixes = [Fix(title, f"with jax.set_mesh({mesh}):\n    {body}", kind="sketch")]
     return Finding(
         what=f"jax.{'sharding.' if name == 'get_mesh' else ''}{name} is called inside a jitted function ({function}).",
         why="The devices of a compiled function are chosen when it is called, before its body is traced.",

@@ -382,7 +382,9 @@ def not_a_key(failure: Failure) -> Finding | None:
         Fix("Make a key from a seed", "key = jax.random.key(0)\nx = jax.random.normal(key, (3,))"),
     ]
     if ndim is not None:
-        fixes.insert(0, Fix("Split a key: taking it apart gives its raw bits", "key, subkey = jax.random.split(key)"))
+        made = re.fullmatch(r"(.+?) = (.+[kK]ey\(.*\))", failure.definitions.get(key or "", ""))
+        code = f"{made.group(1)} = jax.random.split({made.group(2)})" if made else "key, subkey = jax.random.split(key)"
+        fixes.insert(0, Fix("Split a key: taking it apart gives its raw bits", code))
     need = f"of {shape.group(1)} uint32 numbers" if shape else "of uint32 numbers"
     return Finding(
         what=f"{call.function if call is not None else 'A function of jax.random'} got {shown} where a random key "

@@ -185,8 +185,8 @@ def devices_cannot_be_pickled(failure: Failure) -> Finding | None:
         return None
     mesh = next((v for v in used if v.axes), None)
     held = f"{mesh.name} ({mesh.value})" if mesh is not None else "what is to be pickled"
-    axes = mesh.axes if mesh is not None else {}
-    shape = f"({', '.join(str(n) for n in axes.values())},)" if axes else "(4,)"
+    axes = mesh.axes if mesh is not None else next(iter(failure.meshes.values()), {})
+    shape = f"({', '.join(str(n) for n in axes.values())},)" if axes else f"({failure.devices or 4},)"
     names = f"({', '.join(repr(a) for a in axes)},)" if axes else "('i',)"
     return Finding(
         what=f"{held} holds devices of JAX (type {match.group(1).rsplit('.', 1)[-1]}), and those cannot be pickled.",

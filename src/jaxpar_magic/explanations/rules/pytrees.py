@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-from ..context import Failure
+from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed
@@ -366,6 +367,13 @@ def fields_of_a_registered_class(failure: Failure) -> Finding | None:
         what = f"register_dataclass: {cls} is no dataclass, so its fields must be named."
     else:
         return None
+    data, meta = _fields(call, "data_fields"), _fields(call, "meta_fields")
+    if names is not None and names.group(1) == "Unexpected":
+        data, meta = [n for n in data if n not in fields], [n for n in meta if n not in fields]
+    elif names is not None:
+        data += fields
+    elif not data and not meta:
+        data, meta = ["x"], ["name"]
     return Finding(
         what=what,
         why="data_fields are traced (arrays), meta_fields are compile-time constants; every field of the class is "
@@ -378,8 +386,16 @@ def fields_of_a_registered_class(failure: Failure) -> Finding | None:
             ),
             Fix(
                 "Or name every field once",
-                f"jax.tree_util.register_dataclass({cls}, data_fields=['x'], meta_fields=['name'])",
+                f"jax.tree_util.register_dataclass({cls}, data_fields={data}, meta_fields={meta})",
             ),
         ],
         facts={"class": cls},
     )
+
+
+def _fields(call: Call | None, keyword: str) -> list[str]:
+    try:
+        given = ast.literal_eval(call.keywords.get(keyword, "[]")) if call is not None else []
+    except (ValueError, SyntaxError):
+        return []
+    return [str(name) for name in given]

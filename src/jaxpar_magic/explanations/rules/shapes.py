@@ -68,19 +68,25 @@ def _axis_fixes(a: Shape, b: Shape, left: str, right: str, sign: str) -> list[Fi
             fixes.append(
                 Fix(
                     f"Make the second as long as the first ({a[0]}): cut it here, or make it so",
-                    f"{left} {sign} {second}[: {a[0]}]",
+                    f"{left} {sign} {second}[: {_length(first, a[0])}]",
                 )
             )
         else:
             fixes.append(
                 Fix(
                     f"Make the first as long as the second ({b[0]}): cut it here, or make it so",
-                    f"{first}[: {b[0]}] {sign} {right}",
+                    f"{first}[: {_length(second, b[0])}] {sign} {right}",
                 )
             )
-        title = f"Or combine every item with every other ({a[0]} × {b[0]} results)"
-        fixes.append(Fix(title, f"{first}[:, None] {sign} {second}[None, :]"))
+        if left.isidentifier() and right.isidentifier():
+            title = f"Or combine every item with every other ({a[0]} × {b[0]} results)"
+            fixes.append(Fix(title, f"{first}[:, None] {sign} {second}[None, :]"))
     return fixes
+
+
+def _length(source: str, length: int) -> str:
+    """A number where the array has a name; what is computed may have another length in the next step of a loop."""
+    return str(length) if source.isidentifier() else f"{source}.shape[0]"
 
 
 @rule(
@@ -1160,15 +1166,24 @@ def convolution_shapes_do_not_fit(failure: Failure) -> Finding | None:
         )
     if features is not None:
         have, groups, want = map(int, features.groups())
+        call = called_with(failure, "conv", "conv_general_dilated", "conv_with_general_padding")
+        images, kernel = call.args[:2] if call is not None and len(call.args) > 1 else ("images", "kernel")
+        known, made = shape_of(failure, images), shape_of(failure, kernel)
+        last = None
+        if known is None or made is None or (len(known) == len(made) == 4 and known[-1] == made[-2] * groups):
+            last = Fix(
+                "If the channels come last, say so",
+                f"jax.lax.conv_general_dilated({images}, {kernel}, (1, 1), 'SAME', "
+                "dimension_numbers=('NHWC', 'HWIO', 'NHWC'))",
+            )
         return Finding(
             what=f"The images have {have} channels (in {groups} groups), and the kernel is made for {want}.",
             why="By default images are (batch, channels, height, width) and kernels (out channels, in channels, "
                 "height, "
             "width): the kernel's axis 1 must equal the images' axis 1.",
             fixes=[
-                Fix("If the channels come last, say so", "jax.lax.conv_general_dilated(images, kernel, (1, 1), "
-                                                         "'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))"),
-                Fix("Look at both shapes", "print(images.shape, kernel.shape)"),
+                *([last] if last is not None else []),
+                Fix("Look at both shapes", f"print({images}.shape, {kernel}.shape)"),
             ],
             facts={"channels": have, "groups": groups, "kernel_channels": want},
         )  # fmt: skip
@@ -1368,6 +1383,7 @@ def nothing_to_join(failure: Failure) -> Finding | None:
     if arrays is not None and re.search(r"\bfor\b", arrays) and not arrays.startswith("["):
         return None
     name = call.name if call is not None else match.group(1)
+    known = failure.variable(arrays)
     return Finding(
         what=f"{name} got an empty list{f' (`{arrays}`)' if arrays else ''}: there is nothing to join.",
         why="The shape and dtype of the result come from the arrays, so at least one is needed. A generator counts as "
@@ -1378,7 +1394,11 @@ def nothing_to_join(failure: Failure) -> Finding | None:
             if arrays and arrays.isidentifier()
             else Fix("Say what the result is if there is nothing", f"joined = jnp.{name}(arrays) if arrays else "
                                                                    "jnp.zeros((0,))"),
-            Fix("If it is a generator, make a list of it", f"jnp.{name}(list({arrays or 'arrays'}))"),
+            *(
+                [Fix("If it is a generator, make a list of it", f"jnp.{name}(list({arrays or 'arrays'}))")]
+                if not known or known.type == "generator"
+                else []
+            ),
         ],
         facts={"arrays": arrays},
     )  # fmt: skip

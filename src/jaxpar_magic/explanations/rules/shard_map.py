@@ -97,6 +97,20 @@ def _entries(spec: str) -> list[str]:
     return re.findall(r"\([^()]*\)|[^,()\s]+", readable_spec(spec)[2:-1])
 
 
+def _with_result(failure: Failure, change: str, out_specs: str | None = None) -> str | None:
+    """The user's statement, where shard_map is given a lambda and one spec for the result, with the result
+    changed: `change` is "f({})"."""
+    call = failure.call("shard_map")
+    body = re.match(r"lambda [^:]*: ?(.*)", call.args[0], re.S) if call is not None and call.args else None
+    given = call.keywords.get("out_specs") if call is not None else None
+    if call is None or body is None or given is None or not re.match(r"P\(|PartitionSpec\(", given):
+        return None
+    new = call.source.replace(body.group(1), change.format(body.group(1)), 1)
+    if out_specs is not None:
+        new = new.replace(f"out_specs={given}", f"out_specs={out_specs}", 1)
+    return failure.rewrite(call.source, new)
+
+
 def _with_spec(failure: Failure, keyword: str, path: str, spec: str) -> str:
     """The user's shard_map call with another spec at `path`, if the specs stand there as a flat tuple."""
     call = failure.call("shard_map")
@@ -148,10 +162,14 @@ def out_spec_longer_than_rank(failure: Failure) -> Finding | None:
     result = "a scalar" if rank == 0 else f"an array with {counted(rank, 'axis')}"
     if rank == 0:
         fixes = [
-            Fix("Return an array with one element for each device", "return result[None]        # in the function"),
+            Fix(
+                "Return an array with one element for each device",
+                _with_result(failure, "({})[None]") or "return result[None]        # in the function",
+            ),
             Fix(
                 "Combine the devices' results into one, the same on all",
-                f"return jax.lax.psum(result, {axis})        # in the function, with out_specs=P()",
+                _with_result(failure, f"jax.lax.psum({{}}, {axis})", "P()")
+                or f"return jax.lax.psum(result, {axis})        # in the function, with out_specs=P()",
             ),
         ]
     else:
@@ -192,10 +210,12 @@ def result_differs_between_devices(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Combine them: sum (psum) or average (pmean) over the mesh axis",
-                f"return jax.lax.psum(result, {names or repr('i')})        # in the function",
+                _with_result(failure, f"jax.lax.psum({{}}, {names or repr('i')})")
+                or f"return jax.lax.psum(result, {names or repr('i')})        # in the function",
             ),
             Fix(
-                "Or keep each device's result, put together along axis 0", _with_spec(failure, "out_specs", path, right)
+                "Or keep each device's result, put together along axis 0",
+                _with_result(failure, "jnp.atleast_1d({})", right) or _with_spec(failure, "out_specs", path, right),
             ),
             Fix(
                 "If they are equal for sure: leave out the check",

@@ -174,7 +174,10 @@ def shard_map_needs_a_mesh(failure: Failure) -> Finding | None:
     if wrong is None and (empty is None or (failure.live and call is None)):
         return None
     count = failure.devices or 1
-    make = f"mesh = jax.make_mesh(({count},), ('i',))"
+    axis = re.search(r"P(?:artitionSpec)?\([\"'](\w+)[\"']", call.source if call is not None else "")
+    make = f"mesh = jax.make_mesh(({count},), ({axis.group(1) if axis else 'i'!r},))"
+    if (failure.jax_version or (0,)) >= (0, 9):  # make_mesh gives Explicit axes, which in_specs then must match
+        make = f"mesh = jax.sharding.Mesh(jax.devices(), ({axis.group(1) if axis else 'i'!r},))"
     fixes = [
         Fix("Make a mesh and pass it", f"{make}\njax.shard_map(function, mesh=mesh, in_specs=P('i'), out_specs=P('i'))")
     ]
