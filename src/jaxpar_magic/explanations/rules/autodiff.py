@@ -454,6 +454,8 @@ def cotangents_do_not_fit(failure: Failure) -> Finding | None:
         facts = {}
     else:
         return None
+    vjp = failure.call("vjp")
+    made = vjp.source if vjp is not None else "jax.vjp(f, x)"
     return Finding(
         what=what,
         why="jax.vjp(f, x) returns the output and a function that takes one cotangent of the same structure, shapes "
@@ -461,7 +463,7 @@ def cotangents_do_not_fit(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Make the cotangent from the output (here: ones)",
-                "y, vjp_function = jax.vjp(f, x)\ngradients = vjp_function(jax.tree.map(jax.numpy.ones_like, y))",
+                f"y, vjp_function = {made}\ngradients = vjp_function(jax.tree.map(jax.numpy.ones_like, y))",
             )
         ],
         facts=facts,
@@ -684,6 +686,8 @@ def grad_of_no_number(failure: Failure) -> Finding | None:
             ],
             facts={"value": value, "type": kind, "transformation": inner.name},
         )
+    loss = inner.args[0] if inner.args else "loss"
+    given = outer.args[0] if outer.args and outer.args[0].isidentifier() else "config"
     return Finding(
         what=f"{inner.name} differentiates with respect to {_quoted(outer.args[0] if outer.args else None)}, which "
         f"holds {value!r}, a {kind}: it is no number.",
@@ -692,12 +696,12 @@ def grad_of_no_number(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Split the numbers from the rest",
-                "params = {name: value for name, value in config.items() if not isinstance(value, str)}\n"
-                "jax.grad(lambda p: loss({**config, **p}))(params)",
+                f"params = {{name: value for name, value in {given}.items() if not isinstance(value, str)}}\n"
+                f"jax.grad(lambda p: ({loss})({{**{given}, **p}}))(params)",
             ),
             Fix(
                 "Or put settings into an argument of their own (grad looks at the first one only)",
-                f"jax.{inner.name}(lambda params, settings: loss(params, settings), argnums=0)",
+                f"jax.{inner.name}(lambda params, settings: ({loss})({{**settings, **params}}), argnums=0)",
             ),
         ],
         facts={"value": value, "type": kind, "transformation": inner.name},
@@ -745,9 +749,26 @@ def callback_has_no_derivative(failure: Failure) -> Finding | None:
     "JPX1617",
     "operation-has-no-derivative",
     types=("NotImplementedError",),
-    clues=("Differentiation rule for '", "Transpose rule (for reverse-mode differentiation) for '"),
+    clues=(
+        "Differentiation rule for '",
+        "Transpose rule (for reverse-mode differentiation) for '",
+        "Derivatives of non-symmetric eigenvectors",
+        "derivatives of eigenvectors are not implemented",
+    ),
 )
 def operation_has_no_derivative(failure: Failure) -> Finding | None:
+    if failure.search(r"(?i)derivatives of (?:non-symmetric )?eigenvectors"):
+        return Finding(
+            what="A derivative of the eigenvectors of a general (not symmetric) matrix was asked for, and JAX has none "
+            "that is always right.",
+            why="Eigenvectors have any length and sign, so a derivative means something only where the result does not "
+            "depend on these. Eigenvalues have a derivative, and so have the eigenvectors of symmetric matrices.",
+            fixes=[
+                Fix("If the matrix is symmetric, use eigh", "values, vectors = jnp.linalg.eigh(a)"),
+                Fix("If eigenvalues are enough, use them alone", "values = jnp.linalg.eigvals(a)"),
+            ],
+            facts={"operation": "eig"},
+        )
     match = failure.search(
         r"(Differentiation rule|Transpose rule \(for reverse-mode differentiation\)) for '(\w+)' not implemented"
     )
@@ -782,8 +803,45 @@ def operation_has_no_derivative(failure: Failure) -> Finding | None:
 
 # Operations that have a derivative, and no transpose, since they are not linear.
 _CURVED = frozenset(
-    "sin cos tan exp exp2 log log1p expm1 tanh sinh cosh sqrt rsqrt cbrt abs sign logistic erf erfc erf_inv pow "
-    "integer_pow atan2 asin acos atan asinh acosh atanh max min square lgamma digamma floor ceil round".split()
+    [
+        "sin",
+        "cos",
+        "tan",
+        "exp",
+        "exp2",
+        "log",
+        "log1p",
+        "expm1",
+        "tanh",
+        "sinh",
+        "cosh",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+        "abs",
+        "sign",
+        "logistic",
+        "erf",
+        "erfc",
+        "erf_inv",
+        "pow",
+        "integer_pow",
+        "atan2",
+        "asin",
+        "acos",
+        "atan",
+        "asinh",
+        "acosh",
+        "atanh",
+        "max",
+        "min",
+        "square",
+        "lgamma",
+        "digamma",
+        "floor",
+        "ceil",
+        "round",
+    ]
 )
 
 

@@ -11,6 +11,7 @@ from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import array_type, counted, listed, product, sizes
 from ._lines import called_with, enclosed, jax_at_line, named, nodes, operands, shape_of
+from .tracers import array_condition
 
 Shape = tuple[int, ...]
 
@@ -657,7 +658,7 @@ _SQUARE = ("solve", "inv", "cholesky", "eigh", "eigvalsh", "det", "slogdet", "ei
 )
 def matrix_is_not_square(failure: Failure) -> Finding | None:
     match = failure.search(
-        r"Argument to (\S+?)(?:\(\))? must have shape \[\.\.\., n, n\], got (\([\d, ]*\))"
+        r"(?:Argument|The input) to (\S+?)(?:\(\))? must have shape \[\.\.\., n, n\], got (?:shape )?(\([\d, ]*\))"
         r"|(?:input to (\w+)|first input to triangular_solve) must be a square matrix\. Got shape (\([\d, ]*\))"
         r"|Expected A to be a \(batched\) square matrix, got A\.shape=(\([\d, ]*\))"
         r"|Last 2 dimensions of (?:the )?array must be square"
@@ -774,6 +775,8 @@ def core_sizes_differ(failure: Failure) -> Finding | None:
             return None
     arguments = call.args if call is not None else ()
     code = "print(" + ", ".join(f"jnp.shape({a})" for a in (arguments or ("a", "b"))) + ")"
+    if call is None and failure.outer_call is not None and failure.outer_call.args:
+        code = f"print({', '.join(f'jnp.shape({a})' for a in failure.outer_call.args)})"
     fixes = [Fix("Look at the shapes of the arguments", code)]
     if call is not None and len(arguments) > 1 and int(n) > int(m):
         cut = f"{call.function}({arguments[0]}, {enclosed(arguments[1])}[:{m}])"
@@ -1242,23 +1245,26 @@ def truth_of_a_whole_array(failure: Failure) -> Finding | None:
     of = f", an array of shape {shape}," if shape else ""
     joined = any(isinstance(n, ast.BoolOp) for n in nodes(failure))
     fixes = []
+    tested = array_condition(condition)
+    joined_here = tested != condition
     if re.search(r"\b(and|or|not)\b", failure.user.statement or "" if failure.user is not None else "") or joined:
         fixes.append(
             Fix(
                 "Combine conditions element by element with & | ~, in parentheses",
-                "jnp.logical_and(a, b)  # or: (a) & (b)",
+                array_condition(condition) if joined_here else "jnp.logical_and(a, b)  # or: (a) & (b)",
             )
         )
     fixes += [
-        Fix("Choose element by element", f"jnp.where({condition}, value_if_true, value_if_false)"),
+        Fix("Choose element by element", f"jnp.where({tested}, 1.0, 0.0)  # in place of 1.0 and 0.0: your two values"),
         Fix(
-            "Or ask one question about the whole array", f"if jnp.all({condition}): ...  # or jnp.any; outside jit only"
+            "Or ask one question about the whole array (jnp.any: one is enough); outside jit only",
+            failure.rewrite(condition, f"jnp.all({tested})") or f"jnp.all({tested})",
         ),
     ]
     what = f"Python asks whether `{condition}`{of} is true, and it has one answer for each element."
     if match.group(1) == "empty array":
         what = f"Python asks whether `{condition}` is true, and it is an empty array."
-        fixes = [Fix("Ask for its size", f"if jnp.size({condition}) > 0: ...")]
+        fixes = [Fix("Ask for its size", f"jnp.size({condition}) > 0")]
     return Finding(
         what=what,
         why="Python's if, while, and, or, not need a single True or False.",
@@ -1312,7 +1318,7 @@ def array_is_no_single_number(failure: Failure) -> Finding | None:
         elif call is not None and call.name == "range":
             fixes = [
                 Fix("Count up to a Python number", f"range(len({x}))"),
-                Fix("Or loop over its items", f"for item in {x}: ..."),
+                Fix("Or loop over its items", f"for item in {x}:\n    print(item)"),
             ]
     else:
         rank = (
@@ -1356,7 +1362,8 @@ def nothing_to_reduce(failure: Failure) -> Finding | None:
         x = call.args[0] if call.args and re.match(r"(jnp|jax|lax)\b", holder) else holder or "x"
     shape = shape_of(failure, x)
     of = f" of shape {shape}" if shape is not None else ""
-    fixes = [Fix("Ask first whether there is anything", f"if {enclosed(x)}.size: ...")]
+    asked = call.source if call is not None else f"jnp.{name}({x})"
+    fixes = [Fix("Ask first whether there is anything", f"result = {asked} if {enclosed(x)}.size else None")]
     if name in ("max", "min"):
         start = "-jnp.inf" if name == "max" else "jnp.inf"
         fixes.insert(0, Fix("Say what the result is if there is nothing", f"jnp.{name}({x}, initial={start})"))
@@ -1516,7 +1523,10 @@ def function_needs_other_shapes(failure: Failure) -> Finding | None:
             why="The function goes through its arguments in step, or along axes that must exist.",
             fixes=[
                 Fix(title, code.format(*match.groups(), **names)),
-                Fix("Look at the shapes", f"print({', '.join(f'jnp.shape({n})' for n in names.values())})"),
+                Fix(
+                    "Look at the shapes",
+                    f"print({', '.join(f'jnp.shape({n})' for n in list(names.values())[: max(1, len(given))])})",
+                ),
             ],
             facts={"function": call.name if call is not None else None, "shapes": match.groups()},
         )

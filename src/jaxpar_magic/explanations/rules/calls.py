@@ -1,0 +1,676 @@
+"""Calls of JAX's functions with arguments of another kind than they take, of all families."""
+
+from __future__ import annotations
+
+import re
+
+from ..context import Call, Failure
+from ..explanation import Fix
+from ..registry import Finding, rule
+from ..wording import counted
+from ._lines import jax_at_line
+
+_JAX_CALL = r"(?:jnp|jax|lax|np|numpy|jr|jrandom|random|nn|jso|io_callback|pure_callback)\b"
+
+
+def _line(failure: Failure) -> str:
+    user = failure.user
+    return (user.segment or user.statement or user.source or "") if user is not None else ""
+
+
+def _rewritten(failure: Failure, old: str, new: str) -> str:
+    return failure.rewrite(old, new) or new
+
+
+def _calls(failure: Failure, *names: str) -> Call | None:
+    calls = failure.user.calls if failure.user is not None else ()
+    return next((call for call in calls if call.name in names), None)
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+
+@rule("JPX0129", "no-such-device", types=("IndexError",), clues=("list index out of range",), anywhere=True)
+def no_such_device(failure: Failure) -> Finding | None:
+    match = re.search(r"\bjax\.(local_devices|devices)\(([^()]*)\)\[(\w+)\]", _line(failure))
+    if match is None or (failure.user is not None and failure.user.raises) or failure.inner_frames:
+        return None
+    have = failure.environment.devices
+    index = match.group(3)
+    source = match.group()
+    number = failure.variable(index).value if failure.variable(index) else index
+    there = f"there {'is' if have == 1 else 'are'} {counted(have, 'device')}" if have else "there are fewer devices"
+    last = f" (0 to {have - 1})" if have and have > 1 else " (number 0)" if have == 1 else ""
+    fixes = [Fix("Use one that there is", _rewritten(failure, source, f"jax.{match.group(1)}({match.group(2)})[0]"))]
+    if failure.environment.platform in ("cpu", None) and str(number).isdigit():
+        need = int(str(number)) + 1
+        fixes.append(
+            Fix(
+                f"Give JAX {need} CPU devices, at the start of the program",
+                f"import jax\njax.config.update('jax_num_cpu_devices', {need})  # before anything computes",
+            )
+        )
+    return Finding(
+        what=f"`{source}` asks for the device with the number {number}, and {there}{last}.",
+        why="jax.devices() lists the devices that JAX uses. On a CPU JAX starts with one device, however many cores "
+        "there are.",
+        fixes=fixes,
+        facts={"index": number, "devices": have},
+    )
+
+
+@rule("JPX0130", "transfer-not-allowed", clues=("Disallowed ",))
+def transfer_not_allowed(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"Disallowed ((?:host|device)-to-(?:host|device)) transfer:?(?:\s*aval=ShapedArray\((\S+?)\))?"
+    )
+    if match is None:
+        return None
+    way, array = match.groups()
+    of = f" of {array}" if array else ""
+    explicit = {
+        "host-to-device": Fix("Bring the data to the device by name", "x = jax.device_put(x)"),
+        "device-to-host": Fix("Fetch the data by name", "x = jax.device_get(x)"),
+        "device-to-device": Fix("Move the data by name", "x = jax.device_put(x, device)"),
+    }[way]
+    return Finding(
+        what=f"A silent copy{of} from {way.replace('-to-', ' to ')} was stopped: jax.transfer_guard does not allow it.",
+        why="Numbers, lists and numpy arrays are copied to the device without a word when JAX computes with them. "
+        "The setting jax_transfer_guard 'disallow' makes each such copy an error; copies that are asked for by name "
+        "are allowed.",
+        fixes=[explicit, Fix("Or allow silent copies here", "with jax.transfer_guard('allow'):\n    y = f(x)")],
+        facts={"direction": way, "array": array},
+    )
+
+
+@rule("JPX0229", "not-a-place-for-device-put", types=("AttributeError",), clues=("'str' object has no attribute",))
+def jit_on_a_named_device(failure: Failure) -> Finding | None:
+    call = failure.call("jit")
+    device = call.keywords.get("device") if call is not None else None
+    if call is None or not failure.search(r"^'str' object has no attribute '(client|platform|device_kind)'$"):
+        return None
+    if device is None or not re.match(r"[\"']", device):
+        return None
+    kind = device.strip("\"'").split(":")[0]
+    return Finding(
+        what=f"jit was told to run on {device}, which is text, no device.",
+        why="A device is an object of the list jax.devices(). jit computes where its inputs lie.",
+        fixes=[
+            Fix(
+                "Give the device itself",
+                _rewritten(failure, call.source, call.changed(device=f'jax.devices("{kind}")[0]')),
+            ),
+            Fix(
+                "Or put the inputs on the device, and leave device away",
+                f'x = jax.device_put(x, jax.devices("{kind}")[0])',
+            ),
+        ],
+        facts={"device": device},
+    )
+
+
+# -- loops -----------------------------------------------------------------------------------------
+
+
+@rule("JPX0725", "associative-scan-function", types=("IndexError", "TypeError", "ValueError"))
+def associative_scan_function(failure: Failure) -> Finding | None:
+    call = _calls(failure, "associative_scan")
+    if call is None or not call.args or failure.from_jax is False:
+        return None
+    if not failure.search(
+        r"^tuple index out of range$|must have the same number of dimensions|Cannot concatenate arrays|"
+        r"incompatible shapes|pad|slice"
+    ):
+        return None
+    if failure.user is not None and failure.user.source and "associative_scan" not in failure.user.source:
+        return None
+    return Finding(
+        what=f"The function given to associative_scan, `{call.args[0]}`, does not return what it gets: one value of the "
+        "same shape for each pair.",
+        why="associative_scan gives the function many pairs at once, stacked along the axis, and puts its results back "
+        "in the same places. So the function must work element by element along that axis, and keep shape and "
+        "structure.",
+        fixes=[
+            Fix("Combine the two arguments element by element", "jax.lax.associative_scan(lambda a, b: a + b, xs)"),
+            Fix(
+                "For a function of single items: map it over the pairs",
+                f"jax.lax.associative_scan(jax.vmap(function), {call.args[1] if len(call.args) > 1 else 'xs'})",
+            ),
+        ],
+        facts={"function": call.args[0]},
+        guess=True,
+    )
+
+
+# -- shapes and axes -------------------------------------------------------------------------------
+
+
+@rule("JPX0827", "sizes-need-brackets", types=("TypeError",), clues=("Did you accidentally write",))
+def sizes_need_brackets(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"Did you accidentally write `jax\.numpy\.(\w+)\((.*?)\)` when you meant `jax\.numpy\.\w+\((.*?)\)`"
+    )
+    if match is None:
+        return None
+    function, wrote, meant = match.groups()
+    call = _calls(failure, function)
+    if call is not None and len(call.args) > 1:
+        first = call.args[0] if not call.args[0].startswith("(") else call.args[0][1:-1]
+        new = f"{call.function}(({', '.join([first, *call.args[1:]])}))"
+        code = _rewritten(failure, call.source, new)
+    else:
+        code = f"jnp.{function}({meant})"
+    return Finding(
+        what=f"{function}({wrote}) takes {wrote.split(',')[-1].strip()} for the dtype: the sizes of a shape belong "
+        "into one pair of brackets.",
+        why=f"The second argument of jnp.{function} is the dtype. A shape is one argument, a tuple.",
+        fixes=[Fix("Put the sizes into brackets", code)],
+        facts={"function": function, "wrote": wrote},
+    )
+
+
+@rule("JPX0828", "axis-named-twice", types=("ValueError",), clues=("duplicate value in 'axis'", "repeated axis"))
+def axis_named_twice(failure: Failure) -> Finding | None:
+    match = failure.search(r"duplicate value in 'axis': \(([-\d, ]+)\)|^repeated axis(?: in \w+)?$")
+    if match is None or (failure.live and not jax_at_line(failure)):
+        return None
+    axes = [int(n) for n in re.findall(r"-?\d+", match.group(1) or "")]
+    different = tuple(dict.fromkeys(axes))
+    shown = f"({', '.join(map(str, axes))})" if axes else "the axes"
+    new = f"({', '.join(map(str, different))}{',' if len(different) == 1 else ''})"
+    call = next((c for c in (failure.user.calls if failure.user else ()) if "axis" in c.keywords), None)
+    code = f"x.sum(axis={new})"
+    if call is not None and axes:
+        code = _rewritten(failure, call.source, call.changed(axis=new))
+    return Finding(
+        what=f"The same axis is named more than once: {shown}.",
+        why="Each axis can be summed, moved or dropped once. Negative numbers count from the end, so -1 may be the "
+        "same axis as another number.",
+        fixes=[Fix("Name each axis once", code)],
+        facts={"axes": tuple(axes)},
+    )
+
+
+@rule(
+    "JPX0812",
+    "no-such-axis",
+    types=("IndexError", "TypeError"),
+    clues=("is out of bounds for axis", "dimension numbers"),
+)
+def no_such_axis_of_call(failure: Failure) -> Finding | None:
+    dot = failure.search(
+        r"dot_general requires (\w+) dimension numbers to be nonnegative and less than the number of axes of the \w+ "
+        r"value, got \w+ of \([\d, ]*\) and \w+ of \(([\d, ]*)\) for \w+ of rank (\d+)"
+    )
+    if dot is not None:
+        side, axes, rank = dot.group(1), re.findall(r"\d+", dot.group(2)), int(dot.group(3))
+        bad = next((axis for axis in axes if int(axis) >= rank), axes[0] if axes else "?")
+        which = "first" if side == "lhs" else "second"
+        return Finding(
+            what=f"dot_general is to sum over axis {bad} of its {which} array, which has {counted(rank, 'axis')} (0 to "
+            f"{rank - 1}).",
+            why="dimension_numbers is ((axes of the first to sum over, axes of the second), (batch axes of the first, of "
+            "the second)), each counted from 0.",
+            fixes=[
+                Fix("For a matrix product: the last axis of the first, the first of the second", "jnp.matmul(a, b)"),
+                Fix("Or name the axes by letters", "jnp.einsum('ij,jk->ik', a, b)"),
+            ],
+            facts={"axis": bad, "rank": rank},
+        )
+    match = failure.search(r"^index (-?\d+) is out of bounds for axis 0 with size (\d+)$")
+    call = _calls(failure, "swapaxes", "moveaxis", "transpose", "rollaxis")
+    if match is None or call is None or not jax_at_line(failure):
+        return None
+    axis, rank = int(match.group(1)), int(match.group(2))
+    given = [str(rank - 1) if source == str(axis) else source for source in call.args]
+    new = f"{call.function}({', '.join([*given, *(f'{k}={v}' for k, v in call.keywords.items())])})"
+    return Finding(
+        what=f"`{call.source}` names axis {axis}, but the array has {counted(rank, 'axis')} (0 to {rank - 1}).",
+        why="Axes are counted from 0.",
+        fixes=[
+            Fix("Name an axis that exists", _rewritten(failure, call.source, new)),
+            Fix("Or count from the end: -1 is always the last axis", "jnp.swapaxes(x, 0, -1)"),
+        ],
+        facts={"axis": axis, "rank": rank},
+    )
+
+
+@rule(
+    "JPX0815", "convolution-shapes-do-not-fit", types=("TypeError",), clues=("convolution requires lhs and rhs ndim",)
+)
+def convolution_of_other_rank(failure: Failure) -> Finding | None:
+    match = failure.search(r"convolution requires lhs and rhs ndim to be equal, got (\d+) and (\d+)")
+    if match is None:
+        return None
+    images, kernel = map(int, match.groups())
+    call = failure.call("conv_general_dilated", "conv", "conv_with_general_padding")
+    x = call.args[0] if call is not None and call.args else "images"
+    fixes = [Fix("Look at both shapes", f"print(jnp.shape({x}))")]
+    if images == kernel - 1:
+        new = f"({x})[None]" if not re.fullmatch(r"[\w.]+", x) else f"{x}[None]"
+        code = f"y = convolve({new}, kernel)[0]"
+        if call is not None:
+            code = _rewritten(failure, call.source, call.source.replace(x, new, 1))
+        fixes.insert(0, Fix("Give a batch of one image: a leading axis of size 1", code))
+    return Finding(
+        what=f"The images have {counted(images, 'axis')} and the kernel has {kernel}; a convolution needs as many.",
+        why="The images are a batch: (batch, channels, height, width) or, with NHWC, (batch, height, width, channels). "
+        "One image alone needs a batch axis of size 1.",
+        fixes=fixes,
+        facts={"images": images, "kernel": kernel},
+    )
+
+
+@rule(
+    "JPX0854",
+    "index-is-no-whole-number",
+    types=("TypeError",),
+    clues=("cannot be interpreted as an integer",),
+    anywhere=True,
+)
+def slice_of_fractions(failure: Failure) -> Finding | None:
+    if not failure.search(r"^'float' object cannot be interpreted as an integer$") or not jax_at_line(failure):
+        return None
+    match = re.search(r"([\w.]+(?:\([^()]*\))?)\[([^\[\]]*:[^\[\]]*)\]", _line(failure))
+    if match is None:
+        return None
+    holder, inside = match.groups()
+    if (v := failure.variable(holder.split("(")[0])) is not None and v.type in ("ndarray", "list", "tuple", "str"):
+        return None
+    new = ":".join(f"int({p.strip()})" if re.search(r"\d\.\d|/|[A-Za-z]", p) else p for p in inside.split(":"))
+    return Finding(
+        what=f"The bounds of `{holder}[{inside}]` are no whole numbers.",
+        why="Positions are whole numbers. a / b gives floats even where it comes out even; a // b gives whole numbers.",
+        fixes=[
+            Fix(
+                "Make whole numbers of the bounds (cuts the fraction off)",
+                _rewritten(failure, match.group(), f"{holder}[{new}]"),
+            )
+        ],
+        facts={"index": inside},
+    )
+
+
+@rule("JPX0877", "comparison-of-symbolic-sizes", types=("InconclusiveDimensionOperation",))
+def comparison_of_symbolic_sizes(failure: Failure) -> Finding | None:
+    match = failure.search(r"Symbolic dimension comparison '(.*?)' (.{1,2}) '(.*?)' is inconclusive")
+    if match is None:
+        return None
+    left, sign, right = match.groups()
+    bound = f"{left} >= {int(right) + 1}" if sign == ">" and right.isdigit() else f"{left} >= {right}"
+    return Finding(
+        what=f"The exported function asks whether {left} {sign} {right}, and that is true for some sizes {left} and "
+        "false for others.",
+        why="jax.export with symbolic shapes makes one program for all sizes. Python's question needs one answer for "
+        "all of them; a constraint can give it.",
+        fixes=[
+            Fix(
+                "Promise what holds for all sizes that will be used",
+                f"sizes = export.symbolic_shape({left!r}, constraints=[{bound!r}])",
+            ),
+            Fix(
+                "Or export one program for each size",
+                "exported = export.export(jax.jit(f))(jax.ShapeDtypeStruct((8,), 'float32'))",
+            ),
+        ],
+        facts={"left": left, "sign": sign, "right": right},
+    )
+
+
+@rule(
+    "JPX0826",
+    "function-needs-other-shapes",
+    types=("ValueError",),
+    clues=("Can't compute input and output sizes of a",),
+)
+def initializer_needs_two_axes(failure: Failure) -> Finding | None:
+    match = failure.search(r"Can't compute input and output sizes of a (\d+)-dimensional weights tensor")
+    if match is None:
+        return None
+    return Finding(
+        what=f"The initializer needs a shape of at least two axes (inputs, outputs), and got one of {match.group(1)}.",
+        why="Glorot, He and LeCun initializers choose the spread by the numbers of inputs and outputs. A bias has none.",
+        fixes=[
+            Fix("For a bias", "bias = jax.nn.initializers.zeros(key, (5,))"),
+            Fix("Or for any shape", "values = jax.nn.initializers.normal(0.01)(key, (5,))"),
+        ],
+        facts={"axes": int(match.group(1))},
+    )
+
+
+# -- dtypes and kinds of inputs ----------------------------------------------------------------------
+
+
+@rule(
+    "JPX0909",
+    "dtype-name-unknown",
+    types=("TypeError",),
+    clues=("not understood", "JAX only supports number, bool, and string dtypes", "is not a valid JAX array type"),
+    anywhere=True,
+)
+def dtype_name_unknown(failure: Failure) -> Finding | None:
+    match = failure.search(r"^data type ['\"]([\w<>=|]+)['\"] not understood$")
+    other = failure.search(
+        r"^JAX only supports number, bool, and string dtypes, got dtype (\w+)"
+        r"|with dtype (float128|longdouble|complex256) is not a valid JAX array type"
+    )
+    if match is not None and ((failure.live and not jax_at_line(failure)) or not failure.frames):
+        return None
+    if match is None and other is None:
+        return None
+    name = match.group(1) if match is not None else next(g for g in (other.groups() if other else ()) if g)
+    import difflib
+
+    known = (
+        "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64 complex128"
+    )
+    close = difflib.get_close_matches(name, known.split(), 1, 0.6)
+    best = "float64" if name in ("float128", "longdouble") else "complex128" if name == "complex256" else None
+    best = best or (close[0] if close else "float32")
+    line = _line(failure)
+    whole = failure.user.statement or failure.user.source or line if failure.user is not None else ""
+    code = whole.replace(name, best, 1) if name in whole else f"x = x.astype({best!r})"
+    return Finding(
+        what=f"JAX has no dtype {name}.",
+        why="XLA computes with bool, integers of 4 to 64 bits, floats of 4 to 64 bits (bfloat16 too) and complex64 and "
+        "complex128; 64-bit types need jax_enable_x64.",
+        fixes=[Fix(f"Use {best}", code)],
+        facts={"dtype": name, "use": best},
+    )
+
+
+@rule(
+    "JPX0906",
+    "operation-does-not-take-dtype",
+    types=("NotImplementedError", "TypeError"),
+    clues=("Unsupported dtype", "must be boolean or integer type"),
+)
+def operation_lacks_dtype(failure: Failure) -> Finding | None:
+    which = failure.search(r"^select `which` must be boolean or integer type, got (\w+)")
+    if which is not None:
+        call = _calls(failure, "select", "select_n")
+        test = call.args[0] if call is not None and call.args else "which"
+        new = call.source.replace(test, f"({test}) != 0", 1) if call is not None else "jax.lax.select(which != 0, x, y)"
+        return Finding(
+            what=f"lax.select chooses by `{test}`, which is of type {which.group(1)}, not bool.",
+            why="lax.select takes True or False for each element. jax.lax neither casts nor broadcasts.",
+            fixes=[
+                Fix("Make bools of it", _rewritten(failure, call.source, new) if call is not None else new),
+                Fix("Or use jnp.where, which does that by itself", "jnp.where(which, x, y)"),
+            ],
+            facts={"dtype": which.group(1), "operation": "select"},
+        )
+    match = failure.search(r"'Unsupported dtype (\w+)\.'|^Unsupported dtype (\w+)")
+    if match is None:
+        return None
+    dtype = match.group(1) or match.group(2)
+    call = failure.outer_call
+    named = f"`{call.source}`" if call is not None and len(call.source) < 60 else "A function of linear algebra"
+    code = f"y = function(x.astype('float32')).astype({dtype!r})"
+    if call is not None and call.args:
+        x = call.args[0]
+        held = x if re.fullmatch(r"[\w.]+(?:\(.*\))?", x) else f"({x})"
+        code = _rewritten(failure, call.source, call.source.replace(x, f"{held}.astype('float32')", 1))
+    return Finding(
+        what=f"{named} does not take {dtype}.",
+        why="Matrix factorisations (Cholesky, LU, QR, eigenvalues, solve) come from LAPACK and cuSOLVER, which have "
+        "32- and 64-bit floats only.",
+        fixes=[Fix("Compute this step in float32", code)],
+        facts={"dtype": dtype},
+    )
+
+
+@rule(
+    "JPX0966", "compiled-function-cannot-be-transformed", types=("TypeError",), clues=("function lowered and compiled",)
+)
+def compiled_function_cannot_be_transformed(failure: Failure) -> Finding | None:
+    if not failure.search(r"Cannot apply JAX transformations to a function lowered and compiled for a particular sig"):
+        return None
+    transform = next(
+        (
+            c
+            for c in (failure.user.calls if failure.user else ())
+            if c.name in ("grad", "vmap", "jit", "value_and_grad", "jacfwd", "jacrev")
+        ),
+        None,
+    )
+    name = transform.args[0] if transform is not None and transform.args else "compiled"
+    what = transform.name if transform is not None else "A transformation (grad, vmap, jit)"
+    return Finding(
+        what=f"{what} was applied to `{name}`, which is compiled ahead of time.",
+        why="What .lower(…).compile() gives is one machine program. JAX can no longer look into it, as grad, vmap and jit "
+        "must.",
+        fixes=[
+            Fix(
+                "Transform the function first, and compile the result",
+                f"compiled = jax.jit(jax.{transform.name if transform else 'grad'}(function)).lower(x).compile()",
+            ),
+            Fix("Or use the jitted function instead of the compiled one", "function = jax.jit(function)"),
+        ],
+        facts={"transformation": transform.name if transform is not None else None},
+    )
+
+
+@rule("JPX0967", "sparse-array-in-dense-function", types=("TypeError",), clues=("experimental.sparse",), priority=10)
+def sparse_array_in_dense_function(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"(?:(\w+) requires ndarray or scalar arguments, )?got <class 'jax\.experimental\.sparse\.\w+\.(\w+)'>"
+    )
+    if match is None:
+        return None
+    function, kind = match.groups()
+    call = _calls(failure, function) if function else failure.outer_call
+    code = "y = jnp.sin(x.todense())"
+    if call is not None and call.args:
+        code = _rewritten(failure, call.source, call.source.replace(call.args[0], f"({call.args[0]}).todense()", 1))
+    return Finding(
+        what=f"{f'jnp.{function}' if function else 'A function'} got a sparse matrix ({kind}), and takes ordinary arrays.",
+        why="jax.numpy knows nothing of sparse matrices. sparse.sparsify makes a function of jax.numpy one for them, "
+        "where it has a rule.",
+        fixes=[
+            Fix("Make an ordinary array of it (takes the memory of all its zeros)", code),
+            Fix(
+                "Or let JAX turn the function",
+                f"from jax.experimental import sparse\nsparse.sparsify({call.function if call is not None else 'jnp.sin'})"
+                f"({call.args[0] if call is not None and call.args else 'x'})",
+            ),
+        ],
+        facts={"function": function, "type": kind},
+    )
+
+
+@rule(
+    "JPX0962",
+    "python-number-where-an-array-is-needed",
+    types=("AttributeError",),
+    clues=("object has no attribute 'shape'", "object has no attribute 'dtype'", "object has no attribute 'ndim'"),
+)
+def python_number_where_an_array_is_needed(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"^'(float|int|list|tuple|bool|complex)' object has no attribute '(shape|dtype|ndim|size|astype)'$"
+    )
+    call = failure.outer_call
+    if match is None or call is None or not (failure.from_jax or failure.frames_removed):
+        return None
+    kind, attribute = match.groups()
+    line = _line(failure)
+    if re.search(rf"\.{attribute}\b", line) or (failure.frames and failure.frames[-1].package not in ("jax", "user")):
+        return None  # the user's own line asks
+    if call.name in ("io_callback", "pure_callback") and attribute in ("shape", "dtype"):
+        return Finding(
+            what=f"{call.name} was told that the result is `{call.args[1] if len(call.args) > 1 else '?'}`; it needs its "
+            "shape and its dtype.",
+            why="JAX cannot look into the Python function, so it must be told what the function returns: one "
+            "jax.ShapeDtypeStruct for each array.",
+            fixes=[
+                Fix(
+                    "Give shape and dtype",
+                    _rewritten(
+                        failure,
+                        call.source,
+                        f"{call.function}({', '.join([call.args[0], f'jax.ShapeDtypeStruct({call.args[1]}, jnp.float32)', *call.args[2:]])})",
+                    )
+                    if len(call.args) > 1
+                    else "jax.ShapeDtypeStruct((3,), jnp.float32)",
+                )
+            ],
+            facts={"function": call.name},
+        )
+    wanted = next(
+        (
+            a
+            for a in call.args
+            if re.fullmatch(r"-?\d+(?:\.\d*)?|\[.*\]|\(.*,.*\)", a) or ((v := failure.variable(a)) and v.type == kind)
+        ),
+        None,
+    )
+    if wanted is None:
+        return None
+    return Finding(
+        what=f"{call.function} got `{wanted}`, a Python {kind}, and needs an array.",
+        why="Most functions of JAX make arrays of numbers by themselves; this one asks the argument for its "
+        f"{attribute} first.",
+        fixes=[
+            Fix(
+                "Make an array of it",
+                _rewritten(
+                    failure,
+                    call.source,
+                    re.sub(rf"(?<![\w.]){re.escape(wanted)}(?![\w.])", f"jnp.asarray({wanted})", call.source, count=1),
+                ),
+            )
+        ],
+        facts={"argument": wanted, "type": kind},
+    )
+
+
+# -- keys and initializers ---------------------------------------------------------------------------
+
+
+@rule("JPX1001", "random-needs-a-key", types=("TypeError",), clues=("missing 1 required positional argument",))
+def initializer_needs_a_key(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"(?:variance_scaling|uniform|normal|orthogonal|truncated_normal|delta_orthogonal)\.<locals>\.init\(\) missing 1 required positional argument: '(\w+)'"
+    )
+    if match is None:
+        return None
+    call = failure.outer_call
+    code = "weights = init(jax.random.key(0), (3, 4))"
+    if call is not None and call.args:
+        code = "key = jax.random.key(0)\n" + _rewritten(
+            failure, call.source, f"{call.function}({', '.join(['key', *call.args])})"
+        )
+    return Finding(
+        what=f"{f'`{call.source}`' if call is not None else 'An initializer'} lacks the random key: an initializer takes "
+        "a key and a shape.",
+        why="JAX has no hidden random state. Whatever is random takes a key as its first argument.",
+        fixes=[Fix("Give a key first", code)],
+        facts={"missing": match.group(1)},
+    )
+
+
+# -- static arguments ----------------------------------------------------------------------------------
+
+
+@rule(
+    "JPX1110",
+    "static-argnums-is-a-name",
+    types=("TypeError",),
+    clues=("'str' object cannot be interpreted as an integer",),
+)
+def static_argnums_is_a_name(failure: Failure) -> Finding | None:
+    call = failure.call("jit", "pmap", "checkpoint", "remat", "grad", "value_and_grad")
+    if call is None or failure.from_jax is False:
+        return None
+    given = next(
+        (
+            k
+            for k in ("static_argnums", "donate_argnums", "static_broadcasted_argnums", "argnums")
+            if k in call.keywords
+        ),
+        None,
+    )
+    if given is None or not re.search(r"[\"']", call.keywords[given]):
+        return None
+    value = call.keywords[given]
+    name = given.replace("argnums", "argnames")
+    by_name = given in ("static_argnums", "donate_argnums") and call.name == "jit"
+    new = call.changed(**{given: None, name: value}) if by_name else call.changed(**{given: "0"})
+    return Finding(
+        what=f"{given}={value} gives a name, and {given} takes positions (0, 1, …).",
+        why=f"{given} counts the positional arguments from 0." + (f" {name} takes names." if by_name else ""),
+        fixes=[Fix(f"Use {name}" if by_name else "Give the position", _rewritten(failure, call.source, new))],
+        facts={"keyword": given, "value": value},
+    )
+
+
+# -- functions of other libraries' kind ------------------------------------------------------------------
+
+
+@rule("JPX1809", "optimizer-method-not-in-jax", types=("ValueError",), clues=("not recognized",))
+def optimizer_method_not_in_jax(failure: Failure) -> Finding | None:
+    match = failure.search(r"^Method ([\w-]+) not recognized$")
+    call = failure.call("minimize")
+    if match is None or (failure.live and (call is None or failure.from_jax is False)):
+        return None
+    if not failure.live and not failure.search(r"\bjax\b") and not any(f.package == "jax" for f in failure.frames):
+        return None
+    method = match.group(1)
+    old = call.keywords.get("method") if call is not None else None
+    code = "result = jax.scipy.optimize.minimize(f, x0, method='BFGS')"
+    if call is not None and old is not None:
+        code = _rewritten(failure, call.source, call.changed(method='"BFGS"'))
+    return Finding(
+        what=f"jax.scipy.optimize.minimize has no method {method}; it has BFGS.",
+        why="JAX has a small part of scipy.optimize. SciPy's own takes functions of JAX, and gradients from jax.grad.",
+        fixes=[
+            Fix("Use BFGS", code),
+            Fix(
+                f"Or SciPy's {method}, with the gradient from JAX",
+                f"import scipy.optimize\nscipy.optimize.minimize(jax.jit(f), x0, jac=jax.jit(jax.grad(f)), method={method!r})",
+            ),
+        ],
+        facts={"method": method},
+    )
+
+
+_ELSEWHERE = {
+    r"softmax_cross_entropy\w*|sigmoid_binary_cross_entropy|huber_loss|l2_loss|cosine_similarity|ctc_loss|adam\w*|sgd": (
+        "optax",
+        "import optax\noptax.{name}",
+    ),
+    r"Dense|Linear|Conv\w*|Dropout|LayerNorm|BatchNorm|Module|Embed\w*|MultiHead\w*|LSTM\w*|GRU\w*": (
+        "flax",
+        "from flax import nnx\nnnx.{name}",
+    ),
+}
+
+
+@rule("JPX1802", "not-in-jax", types=("AttributeError", "ImportError"), clues=("jax",), priority=-30)
+def name_not_in_jax(failure: Failure) -> Finding | None:
+    match = failure.search(r"^module '(jax(?:\.\w+)+)' has no attribute '([A-Za-z]\w*)'$") or failure.search(
+        r"^cannot import name '(?P<name>[A-Za-z]\w*)' from '(?P<module>jax(?:\.\w+)+)'"
+    )
+    if match is None or "partially initialized" in failure.text:
+        return None
+    groups = match.groupdict()
+    module, name = (groups["module"], groups["name"]) if groups else match.groups()
+    key = name == "PRNGKeyArray"
+    elsewhere = next(
+        (entry for pattern, entry in _ELSEWHERE.items() if module == "jax.nn" and re.fullmatch(pattern, name)), None
+    )
+    fixes = []
+    if key:
+        fixes.append(Fix("A key is an array: in annotations write", "jax.Array"))
+    if elsewhere is not None:
+        library, code = elsewhere
+        fixes.append(Fix(f"It is in the package {library}", code.format(name=name)))
+    fixes.append(Fix(f"See what {module} has", f"import {module}\nprint(dir({module}))"))
+    has = f"; {elsewhere[0]} has" if elsewhere is not None else ""
+    return Finding(
+        what=f"The installed JAX has no {module}.{name}{has}.",
+        why="Names come and go with versions of JAX, and some that look like JAX's belong to libraries built on it.",
+        fixes=fixes,
+        facts={"name": f"{module}.{name}"},
+        guess=elsewhere is None and not key,
+    )
