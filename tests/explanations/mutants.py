@@ -78,9 +78,8 @@ def new_names(source: str) -> dict[str, str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             elsewhere.update(re.findall(r"\w+", node.value))
     methods = {f.name for c in ast.walk(tree) if isinstance(c, ast.ClassDef) for f in c.body if hasattr(f, "name")}
-    fields = {
-        s.target.id for c in ast.walk(tree) if isinstance(c, ast.ClassDef) for s in c.body if isinstance(s, ast.AnnAssign)
-    }
+    classes = [c for c in ast.walk(tree) if isinstance(c, ast.ClassDef)]
+    fields = {ast.unparse(s.target) for c in classes for s in c.body if isinstance(s, ast.AnnAssign)}
     names = sorted(name for name in defined - elsewhere - methods - fields if not name.startswith("_"))
     return {name: f"renamed{number}" for number, name in enumerate(names)}
 
@@ -118,7 +117,9 @@ def nested(source: str) -> str:
     tree = ast.parse(source)
     top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     body = [node for node in tree.body if node not in top]
-    frame = ast.parse("class Study:\n    def carry_out(self):\n        pass\nfor attempt in range(2):\n    Study().carry_out()")
+    frame = ast.parse(
+        "class Study:\n    def carry_out(self):\n        pass\nfor attempt in range(2):\n    Study().carry_out()"
+    )
     method: Any = frame.body[0].body[0]  # type: ignore[attr-defined]
     method.body = body
     return ast.unparse(ast.Module([*top, *frame.body], [])) + "\n"
@@ -126,7 +127,8 @@ def nested(source: str) -> str:
 
 def same_failure(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two runs failed in the same way: the type, and the first words of the message."""
-    words = [re.sub(r"renamed\d+|\W.*|\d+", "", w) for r in (one, other) for w in r["message"].split("\n")[0].split()[:4]]
+    first = [r["message"].split("\n")[0].split()[:4] for r in (one, other)]
+    words = [re.sub(r"renamed\d+|\W.*|\d+", "", word) for part in first for word in part]
     half = len(words) // 2
     alike = sum(a == b or not a or not b for a, b in zip(words[:half], words[half:]))
     return one["type"] is not None and one["type"] == other["type"] and alike >= half - 1

@@ -24,6 +24,7 @@ import tempfile
 import textwrap
 import traceback
 import warnings
+from functools import partial
 
 LONGEST = 20  # seconds for one fix
 
@@ -117,9 +118,9 @@ def run_job(shell, job):
         if fix.kind == "here" and not fix.fill_in:
             space.clear()
             space.update(left)
-            result["here"] = problem(lambda: run_here(shell, fix.code, space))
+            result["here"] = problem(partial(run_here, shell, fix.code, space))
             if result["here"] and places:
-                result["in place"] = [tried(lambda: run_in_place(source, fix.code, *place)) for place in places]
+                result["in place"] = [tried(partial(run_in_place, source, fix.code, *place)) for place in places]
         done.append(result)
     return {"outcome": explanations[0].code, "fixes": done}
 

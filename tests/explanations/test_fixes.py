@@ -26,6 +26,17 @@ from jaxpar_magic.explanations.explanation import Fix
 from jaxpar_magic.explanations.wording import complete
 
 PAGES_PER_PROCESS = 40
+# At most this part of all fixes may hold names that the user has to fill in.
+MOST_TO_FILL_IN = 0.15
+# These pages run JAX's runtime or other processes, or need what an earlier page has used up.
+NEEDS_A_PROCESS_OF_ITS_OWN = {
+    "JPX0602-0",
+    "JPX1402-0",
+    "JPX1405-0",
+    "JPX1414-0",
+    "JPX1505-0",
+    "JPX1506-0",
+}
 
 
 def broken_examples() -> dict[str, pages.Example]:
@@ -148,7 +159,7 @@ def failure_with(*scope: str) -> Failure:
 
 
 @pytest.mark.parametrize(
-    "code, scope, wanted, gaps",
+    ("code", "scope", "wanted", "gaps"),
     [
         ("y = jnp.sin(x)", ["x", "jnp"], "y = jnp.sin(x)", ()),
         ("y = jnp.sin(x)", ["x"], "import jax.numpy as jnp\ny = jnp.sin(x)", ()),

@@ -40,7 +40,7 @@ def _messages():
                 yield pytest.param(name, text, id=f"{name}-{version}")
 
 
-@pytest.mark.parametrize("name, text", _messages())
+@pytest.mark.parametrize(("name", "text"), _messages())
 def test_message_with_other_numbers_and_names(name, text):
     original = explain(text)
     if original is None:
@@ -67,7 +67,10 @@ def test_message_with_other_numbers_and_names(name, text):
 
 CHANGES = {"renamed": renamed, "resized": resized, "nested": nested}
 # No part of the sample: they need a process of their own, or a file that holds them.
-_ALONE = r"multiprocessing|ProcessPool|distributed|os\.fork|sys\.exit|__file__|inspect\.|open\(|subprocess|environ|import_module"
+_ALONE = (
+    r"multiprocessing|ProcessPool|distributed|os\.fork|sys\.exit|__file__|inspect\.|open\(|subprocess|environ"
+    r"|import_module"
+)
 
 
 def sample() -> list[str]:

@@ -6,6 +6,7 @@ import ast
 import builtins
 import math
 import re
+import symtable
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -123,9 +124,10 @@ def _inputs(failure: Failure) -> dict[str, str]:
     and the x.
     """
     found: dict[str, str] = {}
+    found["key"] = "jax.random.key(0)"
     for call in [call for frame in failure.user_frames for call in frame.calls]:
         if re.search(r"\brandom\.\w+$", call.function) and call.args and re.search(r"key\(|Key\(", call.args[0]):
-            found.setdefault("key", call.args[0])
+            found["key"] = call.args[0]
     for name in ("shard_map", "pmap", "vmap", "jit", "grad", "value_and_grad", "vjp", "map", "scan", "while_loop"):
         inner = failure.call(name)
         if inner is None or not inner.args or "..." in inner.args[0]:
@@ -167,10 +169,24 @@ def _free_names(statements: Sequence[ast.stmt], known: Collection[str]) -> list[
         if isinstance(statement, ast.Assign | ast.AugAssign):  # what it binds is there only afterwards
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             own = {name for target in targets for node in ast.walk(target) for name in _bound_by(node)}
-        used = [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
-        free.update(dict.fromkeys(name for name in used if name not in bound | (within - own)))
+        free.update(dict.fromkeys(name for name in _used(statement) if name not in bound | (within - own)))
         bound |= within
     return list(free)
+
+
+def _used(statement: ast.stmt) -> list[str]:
+    """Names that a statement looks up outside of its own functions, lambdas and comprehensions."""
+    names: set[str] = set()
+    tables = [symtable.symtable(ast.unparse(statement), "fix", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        top = table.get_type() == "module"
+        names |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
+    order = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        names.add(statement.target.id)
+    return [name for name in dict.fromkeys(order) if name in names]
 
 
 def _bound_by(node: ast.AST) -> list[str]:

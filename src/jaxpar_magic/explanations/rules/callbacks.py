@@ -99,7 +99,7 @@ def callback_wrong_output(failure: Failure) -> Finding | None:
         what = f"returned {actual} where {expected} was promised"
         fixes = [
             Fix("Cast inside the callback", f"lambda x: numpy.asarray({applied}, {expected!r})"),
-            Fix("Or promise what it returns", f"jax.ShapeDtypeStruct(x.shape, {actual!r})"),
+            Fix("Or promise what it returns", f"jax.ShapeDtypeStruct(x.shape, {actual!r})", kind="sketch"),
         ]
         facts: dict[str, object] = {"expected": expected, "actual": actual, "output": int(number)}
         if actual.endswith("64"):
@@ -108,7 +108,9 @@ def callback_wrong_output(failure: Failure) -> Finding | None:
         number, promised, got = shape.group(1), sizes(shape.group(2)), sizes(shape.group(3))
         what = f"returned an array of shape {got} where {promised} was promised"
         fixes = [
-            Fix("Promise the shape that it returns", f"jax.ShapeDtypeStruct({got}, x.dtype)"),
+            Fix(
+                "Promise the shape that it returns", f"jax.ShapeDtypeStruct({got}, jnp.float32)  # the dtype as before"
+            ),
             Fix("Or give the result that shape", f"lambda x: numpy.reshape({applied}, {promised})"),
         ]
         facts = {"expected": promised, "actual": got, "output": int(number)}

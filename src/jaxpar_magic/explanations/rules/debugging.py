@@ -125,7 +125,10 @@ def checkify_found(failure: Failure) -> Finding | None:
         what = f"Index {position} was used on axis {axis} of an array of shape {sizes(shape)}, whose last index is "
         what += f"{int(size) - 1}."
         fixes = [
-            Fix("Keep the index within the array", f"x[jnp.clip(i, 0, {int(size) - 1})]"),
+            Fix(
+                "Keep the index within the array (here x and i stand for yours)",
+                f"x[jnp.clip(i, 0, {int(size) - 1})]",
+            ),
             Fix("Or say what to give outside", "x.at[i].get(mode='fill', fill_value=0)"),
         ]
         facts: dict[str, object] = {"index": int(position), "axis": int(axis), "size": int(size)}

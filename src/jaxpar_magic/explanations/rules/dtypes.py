@@ -8,6 +8,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed
+from ._lines import enclosed, operands
 
 _X64_WHY = (
     "JAX works with 32-bit numbers unless 64-bit types are switched on, since accelerators are much faster with them."
@@ -49,7 +50,11 @@ def dtype_needs_x64(failure: Failure) -> Finding | None:
             fixes.append(Fix(f"Or ask for {got}, which is what you get now", explicit))
     elif got:
         fixes.append(Fix(f"Or ask for {got}, which is what you get now", f"x = jax.numpy.asarray(x, {got!r})"))
-    fixes.append(Fix("Or keep this in numpy, which has 64 bits", f"x = numpy.asarray(x, {wanted!r})"))
+    made = re.search(r"\b(?:jnp|jax\.numpy)\.(?=\w+\()", source)
+    in_numpy = (
+        re.sub(r"\b(?:jnp|jax\.numpy)\.(?=\w)", "numpy.", source) if made else f"x = numpy.asarray(x, {wanted!r})"
+    )
+    fixes.append(Fix("Or keep this in numpy, which has 64 bits", in_numpy))
     where = f" in {function}" if function else ""
     lost = {"float": "7 instead of 16 digits", "complex": "7 instead of 16 digits"}.get(
         re.sub(r"\d+", "", wanted), "numbers up to about 2·10⁹ instead of 9·10¹⁸"
@@ -202,6 +207,11 @@ def value_cast_on_write(failure: Failure) -> Finding | None:
     )
 
 
+def _cast(failure: Failure, target: str) -> str:
+    left, sign, right = operands(failure) or ("x", "+", "y")
+    return f"{enclosed(left)}.astype({target!r}) {sign} {enclosed(right)}.astype({target!r})"
+
+
 @rule("JPX0904", "no-promotion", types=("TypePromotionError", "ValueError"), clues=("implicit dtype promotion path",))
 def no_promotion(failure: Failure) -> Finding | None:
     match = failure.search(r"Input dtypes \(([^)]*)\) have no available implicit dtype\s+promotion path", re.S)
@@ -214,7 +224,7 @@ def no_promotion(failure: Failure) -> Finding | None:
     target = max(plain, key=_rank)
     small = any(re.match(r"float[468]_|u?int[124]$", name) for name in plain)
     target = "float32" if small and not strict else target
-    fixes = [Fix(f"Cast to one type, here {target}", f"x.astype({target!r}) + y.astype({target!r})")]
+    fixes = [Fix(f"Cast to one type, here {target}", _cast(failure, target))]
     if strict:
         fixes.append(
             Fix("Or allow JAX to choose the type", "jax.config.update('jax_numpy_dtype_promotion', 'standard')")
@@ -292,18 +302,22 @@ def operation_does_not_take_dtype(failure: Failure) -> Finding | None:
     segment = frame.segment if frame is not None else None
     fixes = []
     call = failure.call(name)
+    pair = operands(failure)
+    x, y = (enclosed(pair[0]), enclosed(pair[2])) if pair is not None else ("x", "y")
     if dtype == "bool" and name == "sub":
-        fixes.append(Fix("For bools, use exclusive or", "x ^ y"))
-        fixes.append(Fix("Or calculate with integers", "x.astype(int) - y.astype(int)"))
+        fixes.append(Fix("For bools, use exclusive or", f"{x} ^ {y}"))
+        fixes.append(Fix("Or calculate with integers", f"{x}.astype(int) - {y}.astype(int)"))
     elif dtype == "bool" and name == "neg":
         fixes.append(Fix("For bools, use not", "~x"))
         fixes.append(Fix("Or calculate with integers", "-x.astype(int)"))
     elif name in ("and", "or", "xor", "not") and dtype.startswith(("float", "bfloat", "complex")):
         fixes.append(
-            Fix("For conditions, combine comparisons in parentheses", "(x > 0) & (y > 0)  # & binds tighter than >")
+            Fix(
+                "For conditions, combine comparisons in parentheses", f"({x} > 0) & ({y} > 0)  # & binds tighter than >"
+            )
         )
         fixes.append(
-            Fix("Or ask whether each is true", f"jax.numpy.logical_{name}(x, y)".replace("not(x, y)", "not(x)"))
+            Fix("Or ask whether each is true", f"jax.numpy.logical_{name}({x}{'' if name == 'not' else f', {y}'})")
         )
     elif "floating" in kinds and not dtype.startswith(("float", "bfloat", "complex")):
         if call is not None and call.args and call.function.split(".")[0] in ("lax", "jax"):
@@ -342,12 +356,14 @@ def imaginary_part_dropped(failure: Failure) -> Finding | None:
     )
     if not by_jax:
         return None
+    cast = failure.call("astype")
+    value = cast.function.removesuffix(".astype") if cast is not None else "x"
     return Finding(
         what="Complex numbers are cast to real ones, and their imaginary parts are dropped.",
         why="A real dtype was asked for, or the values are written into a real array.",
         fixes=[
-            Fix("Say what you mean: the real part", "x = x.real"),
-            Fix("Or keep complex numbers", "x = x.astype('complex64')"),
+            Fix("Say what you mean: the real part", f"x = {value}.real"),
+            Fix("Or keep complex numbers", f"x = {value}.astype('complex64')"),
         ],
     )
 

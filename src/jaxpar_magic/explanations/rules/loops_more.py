@@ -109,7 +109,7 @@ def scan_lengths_differ(failure: Failure) -> Finding | None:
             Fix(
                 "Leave length away: it follows from the inputs",
                 (failure.rewrite(call.source, without) if call is not None and without != call.source else None)
-                or "jax.lax.scan(step, init, xs)",
+                or "jax.lax.scan(lambda carry, x: (carry + x, carry), 0.0, jax.numpy.ones(3))  # step, start, inputs",
             )
         ]
         if longer:
@@ -176,7 +176,10 @@ def scan_over_a_number(failure: Failure) -> Finding | None:
         code = replaced(failure, call, xs, f"jax.numpy.arange({xs})")
         fixes.append(Fix("To get the step's number as input, scan over arange", code or f"jax.numpy.arange({got})"))
     else:
-        code = replaced(failure, call, xs, f"jax.numpy.asarray({xs})")
+        array = f"jax.numpy.asarray({xs})"
+        if xs is not None and re.match(r"\[\s*[{(]", xs):  # a list of dicts or tuples: one tree of arrays
+            array = f"jax.tree.map(lambda *leaves: jax.numpy.stack(leaves), *{xs})"
+        code = replaced(failure, call, xs, array)
         fixes.append(Fix("Make one array of the inputs, with an axis to step along", code or "jax.numpy.asarray(xs)"))
     return Finding(
         what=f"{name} steps along axis 0 of its inputs, and {'`' + xs + '`' if xs else 'the input'} is {got}: a single "
@@ -418,7 +421,11 @@ def cond_predicate(failure: Failure) -> Finding | None:
     else:
         return None
     fixes = []
-    if shape is not None or (match is not None and match.group(3)):
+    if match is not None and re.search(r"\bstr\b", match.group(3) or ""):
+        asked = pred or "mode"
+        new = f"{asked} == 'yes'"
+        fixes.append(Fix("Compare the text, which gives a bool", replaced(failure, call, pred, new) or new))
+    elif shape is not None or (match is not None and match.group(3)):
         values = (true, false) if true and false else ("a", "b")
         operands = ", ".join(call.args[3:]) if call is not None else "x"
         chosen = [f"({v})({operands})" if not re.fullmatch(r"[\w.]+", v) else f"{v}({operands})" for v in values]
@@ -506,11 +513,11 @@ def loop_needs_functions(failure: Failure) -> Finding | None:
     name = match.group(1) if match is not None else "switch"
     which = match.group(2) if match is not None else "branches"
     order = {
-        "scan": "jax.lax.scan(step, init, xs)",
-        "while_loop": "jax.lax.while_loop(cond_fun, body_fun, init)",
-        "fori_loop": "jax.lax.fori_loop(0, n, body_fun, init)",
+        "scan": "jax.lax.scan(lambda carry, x: (carry + x, carry), 0.0, jax.numpy.ones(3))  # step, start, inputs",
+        "while_loop": "jax.lax.while_loop(lambda n: n < 5, lambda n: n + 1, 0)  # condition, step, start",
+        "fori_loop": "jax.lax.fori_loop(0, 5, lambda i, n: n + i, 0)  # from, to, step, start",
         "associative_scan": "jax.lax.associative_scan(combine, xs)",
-        "switch": "jax.lax.switch(index, [lambda x: x, lambda x: -x], x)",
+        "switch": "jax.lax.switch(0, [lambda x: x, lambda x: -x], 1.0)  # index, functions, what they get",
     }[name]
     call = failure.call(name)
     given = f" It was called as `{call.source}`." if call is not None and len(call.source) < 80 else ""

@@ -302,6 +302,15 @@ def _kept(failure: Failure, name: str | None) -> Fix:
     )
 
 
+def _jitted(failure: Failure, more: str = "") -> str:
+    """The definition of the jitted function without donation, where it is known."""
+    call = failure.call("jit")
+    name = next((n for n, text in failure.definitions.items() if call is not None and call.source in text), "step")
+    if call is None or not call.args:
+        return f"{name} = jax.jit(function{', ' + more if more else ''})"
+    return f"{name} = " + call.changed(donate_argnums=more.partition("=")[2] or None, donate_argnames=None)
+
+
 def _anew(failure: Failure, name: str | None) -> str:
     """The line that made the array, where it is known."""
     made = failure.definitions.get(name or "", "")
@@ -337,7 +346,7 @@ def array_was_given_away(failure: Failure) -> Finding | None:
             "Give the function a copy, if the old values are still needed",
             _anew(failure, name) + f"step({name or 'state'}.copy())",
         ),
-        Fix("Let the function donate nothing", "step = jax.jit(function)  # without donate_argnums"),
+        Fix("Let the function donate nothing", _jitted(failure) + "  # without donate_argnums"),
     ]
     return Finding(
         what=f"{which}{of}{place} is used, but its memory is gone: it was donated to a jitted function earlier "
@@ -365,9 +374,9 @@ def donated_buffer_not_used(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Donate only what comes back in the same shape and dtype, such as the state of a step",
-                "step = jax.jit(function, donate_argnums=0)  # function returns the new state first",
+                _jitted(failure, "donate_argnums=0") + "  # function returns the new state first",
             ),
-            Fix("Donate nothing", "step = jax.jit(function)"),
+            Fix("Donate nothing", _jitted(failure)),
         ],
         facts={"arrays": tuple(arrays)},
     )
@@ -392,7 +401,9 @@ def same_buffer_donated_twice(failure: Failure) -> Finding | None:
     call = failure.outer_call
     simple = [a for a in call.args if re.fullmatch(r"[A-Za-z_][\w.]*", a)] if call is not None else []
     twice = next((a for a in simple if simple.count(a) > 1), None)
-    name = twice or "state"
+    call = failure.outer_call
+    names = [source for source in (call.args if call is not None else ()) if source.isidentifier()]
+    name = twice or (names[0] if names else "state")
     code = f"{name}_copy = jax.tree.map(jnp.copy, {name})"
     return Finding(
         what=f"The same array{f' ({twice})' if twice else ''} reaches the call twice, and at least one of the "
@@ -401,7 +412,7 @@ def same_buffer_donated_twice(failure: Failure) -> Finding | None:
         "the same argument, may be that very array. Two names for one array (ema = params) are one array.",
         fixes=[
             Fix("Give the call a copy for one of the two", code),
-            Fix("Let the function donate nothing", "step = jax.jit(function)  # without donate_argnums"),
+            Fix("Let the function donate nothing", _jitted(failure) + "  # without donate_argnums"),
         ],
         facts={"argument": twice},
     )

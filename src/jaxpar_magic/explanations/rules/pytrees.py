@@ -230,6 +230,12 @@ def number_of_leaves_differs(failure: Failure) -> Finding | None:
         treedef, leaves = call.args
     elif call is not None and len(call.args) == 1:
         treedef, leaves = call.function.rpartition(".")[0], call.args[0]
+    flat = next(
+        (c for n in failure.definitions for c in failure.defining_calls(n) if c.name in ("flatten", "tree_flatten")),
+        None,
+    )
+    tree = flat.args[0] if flat is not None and flat.args else "tree"
+    structure = treedef if treedef.isidentifier() else "treedef"
     variable = failure.variable(leaves)
     want = int(match.group(2))
     got = int(match.group(3)) if match.group(3) else variable.length if variable is not None else None
@@ -242,12 +248,12 @@ def number_of_leaves_differs(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Change each leaf of the tree, without taking it apart yourself",
-                "new_tree = jax.tree.map(lambda leaf: leaf * 2, tree)",
+                f"new_tree = jax.tree.map(lambda leaf: leaf * 2, {tree})",
             ),
             Fix(
                 "Or take leaves and structure from the same tree",
-                f"leaves, {treedef if treedef.isidentifier() else 'treedef'} = jax.tree.flatten(tree)\n"
-                "tree = jax.tree.unflatten(treedef, [leaf * 2 for leaf in leaves])",
+                f"leaves, {structure} = jax.tree.flatten({tree})\n"
+                f"tree = jax.tree.unflatten({structure}, [leaf * 2 for leaf in leaves])",
             ),
         ],
         facts={"expected": want, "got": got},
