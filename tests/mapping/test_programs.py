@@ -124,6 +124,15 @@ def test_a_changed_global_is_said_once():
     assert last_report().notes == []
 
 
+def test_another_closure_is_another_function():
+    def scaled(k):
+        return lambda x: k * x
+
+    for k in (2.0, 3.0):
+        np.testing.assert_array_equal(np.asarray(parmap(scaled(k), XS)), k * XS)
+        assert last_report().notes == []
+
+
 def test_settings_are_part_of_a_program(x64):
     def f(x):
         return x + jnp.zeros(())

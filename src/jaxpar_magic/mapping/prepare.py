@@ -29,6 +29,8 @@ from .tracing import ItemProgram, trace_item
 
 # Maps whose traced program is remembered, so that calling the same function again does not trace it.
 MAX_PREPARED = 32
+# A map that captures more than this is not remembered: the user's arrays would stay in memory after `del`.
+MAX_HELD_BYTES = 32 << 20
 
 
 @dataclass
@@ -92,7 +94,7 @@ def prepare(function: Callable, batch: Batch, options: MapOptions, timer: Timer,
     prepared = _compile(function, item, batch.length, options, devices, print_, timer)
     prepared.finished = finished
     timer.compile = time.perf_counter() - begin
-    if key is not None:
+    if key is not None and sum(c.nbytes for c in item.constants) <= MAX_HELD_BYTES:
         # the note of a change is for the run that noticed it
         kept = replace(prepared, item=replace(item, notes=item.notes[len(notes) :]))
         _prepared[key] = kept
@@ -161,6 +163,8 @@ def _renew_inner_traces(function: Callable, found: Captured, now: Fingerprint | 
     code = getattr(found.functions[0], "__code__", None) if found.functions else None
     before = _last_seen.get(code)
     changed = changed_names(before, now) if before is not None and now is not None else []
+    # Only globals are said: another value in a closure is another function, as made by a factory in a loop.
+    changed = [name for name in changed if name in found.namespaces]
     if found.jitted and found.values and (before is None or before != now or now is None):
         for jitted in found.jitted:
             jitted.clear_cache()
