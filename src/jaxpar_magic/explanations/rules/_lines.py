@@ -122,7 +122,7 @@ def tracing(failure: Failure) -> tuple[str | None, str | None, str | None]:
 
     ("relu", "jit", "x") from "… while tracing the function relu at case.py:3 for jit. … argument x."
     """
-    match = failure.search(r"while tracing the function (\S+) at .*? for (\w+)\.")
+    match = failure.search(r"while tracing the function (\S+) at .*? for (\w+)(?: / \w+)?\.")
     argument = failure.search(r"depends on the values? of the arguments? ([^\n]+?)\.(?:\n|$)")
     if match is not None:
         return match.group(1), match.group(2), argument.group(1) if argument else None
@@ -166,6 +166,14 @@ def static_fix(
     """
     traced, transform, named_argument = tracing(failure)
     argument = argument or named_argument
+    if transform == "checkpoint" and argument:
+        base = re.match(r"\w+", argument)
+        name = traced if traced and traced.isidentifier() else "f"
+        return Fix(
+            f"Name the position of {base.group() if base else argument} in static_argnums of jax.checkpoint (1 here)",
+            f"# without @jax.checkpoint where {name} is defined\n"
+            f"{name} = jax.checkpoint({name}, static_argnums=(1,))",
+        )
     if function is None and (transform != "jit" or traced_by_parmap(failure)):
         return None
     function = function or traced

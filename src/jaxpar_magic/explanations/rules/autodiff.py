@@ -867,7 +867,7 @@ def function_is_not_linear(failure: Failure) -> Finding | None:
     if call is None:
         fixes.append(
             Fix(
-                "In a custom_jvp rule, use the tangents in a linear way only: times a number, sums, products with arrays",
+                "In a custom_jvp rule, use the tangents in a linear way only (sums, products with arrays)",
                 "return f(x), derivative(x) * dx  # not sin(dx)",
             )
         )

@@ -125,8 +125,8 @@ def associative_scan_function(failure: Failure) -> Finding | None:
     if failure.user is not None and failure.user.source and "associative_scan" not in failure.user.source:
         return None
     return Finding(
-        what=f"The function given to associative_scan, `{call.args[0]}`, does not return what it gets: one value of the "
-        "same shape for each pair.",
+        what=f"The function given to associative_scan, `{call.args[0]}`, does not return what it gets: one value of "
+        "the same shape for each pair.",
         why="associative_scan gives the function many pairs at once, stacked along the axis, and puts its results back "
         "in the same places. So the function must work element by element along that axis, and keep shape and "
         "structure.",
@@ -209,8 +209,8 @@ def no_such_axis_of_call(failure: Failure) -> Finding | None:
         return Finding(
             what=f"dot_general is to sum over axis {bad} of its {which} array, which has {counted(rank, 'axis')} (0 to "
             f"{rank - 1}).",
-            why="dimension_numbers is ((axes of the first to sum over, axes of the second), (batch axes of the first, of "
-            "the second)), each counted from 0.",
+            why="dimension_numbers is ((axes of the first to sum over, axes of the second), (batch axes of the first, "
+            "of the second)), each counted from 0.",
             fixes=[
                 Fix("For a matrix product: the last axis of the first, the first of the second", "jnp.matmul(a, b)"),
                 Fix("Or name the axes by letters", "jnp.einsum('ij,jk->ik', a, b)"),
@@ -329,7 +329,8 @@ def initializer_needs_two_axes(failure: Failure) -> Finding | None:
         return None
     return Finding(
         what=f"The initializer needs a shape of at least two axes (inputs, outputs), and got one of {match.group(1)}.",
-        why="Glorot, He and LeCun initializers choose the spread by the numbers of inputs and outputs. A bias has none.",
+        why="Glorot, He and LeCun initializers choose the spread by the numbers of inputs and outputs. A bias has "
+        "none.",
         fixes=[
             Fix("For a bias", "bias = jax.nn.initializers.zeros(key, (5,))"),
             Fix("Or for any shape", "values = jax.nn.initializers.normal(0.01)(key, (5,))"),
@@ -438,8 +439,8 @@ def compiled_function_cannot_be_transformed(failure: Failure) -> Finding | None:
     what = transform.name if transform is not None else "A transformation (grad, vmap, jit)"
     return Finding(
         what=f"{what} was applied to `{name}`, which is compiled ahead of time.",
-        why="What .lower(…).compile() gives is one machine program. JAX can no longer look into it, as grad, vmap and jit "
-        "must.",
+        why="What .lower(…).compile() gives is one machine program. JAX can no longer look into it, as grad, vmap and "
+        "jit must.",
         fixes=[
             Fix(
                 "Transform the function first, and compile the result",
@@ -464,14 +465,16 @@ def sparse_array_in_dense_function(failure: Failure) -> Finding | None:
     if call is not None and call.args:
         code = _rewritten(failure, call.source, call.source.replace(call.args[0], f"({call.args[0]}).todense()", 1))
     return Finding(
-        what=f"{f'jnp.{function}' if function else 'A function'} got a sparse matrix ({kind}), and takes ordinary arrays.",
+        what=f"{f'jnp.{function}' if function else 'A function'} got a sparse matrix ({kind}), and takes ordinary "
+        "arrays.",
         why="jax.numpy knows nothing of sparse matrices. sparse.sparsify makes a function of jax.numpy one for them, "
         "where it has a rule.",
         fixes=[
             Fix("Make an ordinary array of it (takes the memory of all its zeros)", code),
             Fix(
                 "Or let JAX turn the function",
-                f"from jax.experimental import sparse\nsparse.sparsify({call.function if call is not None else 'jnp.sin'})"
+                "from jax.experimental import sparse\n"
+                f"sparse.sparsify({call.function if call is not None else 'jnp.sin'})"
                 f"({call.args[0] if call is not None and call.args else 'x'})",
             ),
         ],
@@ -497,9 +500,10 @@ def python_number_where_an_array_is_needed(failure: Failure) -> Finding | None:
     if re.search(rf"\.{attribute}\b", line) or (failure.frames and failure.frames[-1].package not in ("jax", "user")):
         return None  # the user's own line asks
     if call.name in ("io_callback", "pure_callback") and attribute in ("shape", "dtype"):
+        promised = f"jax.ShapeDtypeStruct({call.args[1] if len(call.args) > 1 else '(3,)'}, jnp.float32)"
         return Finding(
-            what=f"{call.name} was told that the result is `{call.args[1] if len(call.args) > 1 else '?'}`; it needs its "
-            "shape and its dtype.",
+            what=f"{call.name} was told that the result is `{call.args[1] if len(call.args) > 1 else '?'}`; it needs "
+            "its shape and its dtype.",
             why="JAX cannot look into the Python function, so it must be told what the function returns: one "
             "jax.ShapeDtypeStruct for each array.",
             fixes=[
@@ -508,7 +512,7 @@ def python_number_where_an_array_is_needed(failure: Failure) -> Finding | None:
                     _rewritten(
                         failure,
                         call.source,
-                        f"{call.function}({', '.join([call.args[0], f'jax.ShapeDtypeStruct({call.args[1]}, jnp.float32)', *call.args[2:]])})",
+                        f"{call.function}({', '.join([call.args[0], promised, *call.args[2:]])})",
                     )
                     if len(call.args) > 1
                     else "jax.ShapeDtypeStruct((3,), jnp.float32)",
@@ -550,7 +554,8 @@ def python_number_where_an_array_is_needed(failure: Failure) -> Finding | None:
 @rule("JPX1001", "random-needs-a-key", types=("TypeError",), clues=("missing 1 required positional argument",))
 def initializer_needs_a_key(failure: Failure) -> Finding | None:
     match = failure.search(
-        r"(?:variance_scaling|uniform|normal|orthogonal|truncated_normal|delta_orthogonal)\.<locals>\.init\(\) missing 1 required positional argument: '(\w+)'"
+        r"(?:variance_scaling|uniform|normal|orthogonal|truncated_normal|delta_orthogonal)\.<locals>\.init\(\) "
+        r"missing 1 required positional argument: '(\w+)'"
     )
     if match is None:
         return None
@@ -561,8 +566,8 @@ def initializer_needs_a_key(failure: Failure) -> Finding | None:
             failure, call.source, f"{call.function}({', '.join(['key', *call.args])})"
         )
     return Finding(
-        what=f"{f'`{call.source}`' if call is not None else 'An initializer'} lacks the random key: an initializer takes "
-        "a key and a shape.",
+        what=f"{f'`{call.source}`' if call is not None else 'An initializer'} lacks the random key: an initializer "
+        "takes a key and a shape.",
         why="JAX has no hidden random state. Whatever is random takes a key as its first argument.",
         fixes=[Fix("Give a key first", code)],
         facts={"missing": match.group(1)},
@@ -627,7 +632,8 @@ def optimizer_method_not_in_jax(failure: Failure) -> Finding | None:
             Fix("Use BFGS", code),
             Fix(
                 f"Or SciPy's {method}, with the gradient from JAX",
-                f"import scipy.optimize\nscipy.optimize.minimize(jax.jit(f), x0, jac=jax.jit(jax.grad(f)), method={method!r})",
+                "import scipy.optimize\n"
+                f"scipy.optimize.minimize(jax.jit(f), x0, jac=jax.jit(jax.grad(f)), method={method!r})",
             ),
         ],
         facts={"method": method},
@@ -635,7 +641,7 @@ def optimizer_method_not_in_jax(failure: Failure) -> Finding | None:
 
 
 _ELSEWHERE = {
-    r"softmax_cross_entropy\w*|sigmoid_binary_cross_entropy|huber_loss|l2_loss|cosine_similarity|ctc_loss|adam\w*|sgd": (
+    r"softmax_cross_entropy\w*|sigmoid_binary_cross_entropy|huber_loss|l2_loss|cosine_similarity|ctc_loss|sgd": (
         "optax",
         "import optax\noptax.{name}",
     ),

@@ -291,6 +291,8 @@ def no_in_place_methods(failure: Failure) -> Finding | None:
     index = ", ".join(arguments[:-1]) or "index"
     value = arguments[-1] if arguments else "value"
     new = code.format(x=holder, args=", ".join(arguments), index=index, value=value)
+    if new.startswith(f"{holder} = ") and not re.fullmatch(r"[A-Za-z_][\w.]*(?:\[[^\[\]]*\])?", holder):
+        new = "x" + new.removeprefix(holder)  # what is no name cannot be assigned to
     variable = failure.variable(holder)
     of = f" {holder} ({variable})" if variable is not None and variable.array else f" {holder}" if used else ""
     return Finding(
@@ -380,7 +382,8 @@ def no_output_argument(failure: Failure) -> Finding | None:
         rest = [*call.args, *(f"{k}={v}" for k, v in call.keywords.items() if k != "out")]
         if "out" in call.keywords:
             function = re.sub(r"^(np|numpy|onp)\.", "jnp.", call.function)
-            code = f"{out} = {function}({', '.join(rest)})"
+            kept = out if re.fullmatch(r"[A-Za-z_][\w.]*(?:\[[^\[\]]*\])?", out) else "result"
+            code = f"{kept} = {function}({', '.join(rest)})"
         elif call.name == "at" and len(call.args) > 1:
             function = re.sub(r"^(np|numpy|onp)\.", "jnp.", call.function)
             code = f"{out} = {function}({', '.join(call.args)}, inplace=False)"

@@ -418,6 +418,17 @@ def class_that_jax_does_not_know(failure: Failure) -> Finding | None:
     if problem.path == "self":
         return _method(failure, problem)
     name = problem.name
+    if problem.kind == "module":
+        fix = (
+            static_fix(failure, problem.path, problem.function or "function") if problem.jit and problem.path else None
+        )
+        return Finding(
+            what=f"{problem.function or 'A function of JAX'} got a module"
+            f"{f' as its argument {problem.path}' if problem.path else ''}; JAX takes arrays.",
+            why="jit, grad and vmap replace their arguments by traced arrays. A module chooses what is computed.",
+            fixes=[fix or Fix("Use the module from the surroundings", "f = jax.jit(lambda x: function(x))")],
+            facts={"class": problem.kind, "function": problem.function, "argument": problem.path},
+        )
     fixes = [
         Fix(
             "If it is a dataclass of arrays, register it",

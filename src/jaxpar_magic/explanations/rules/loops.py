@@ -203,6 +203,33 @@ def carry_structure_changes(failure: Failure) -> Finding | None:
         f"{m.group(1) or 'it'} is {_kind(m.group(2))} before and {_kind(m.group(3))} after the step" for m in found
     ]
     how = f": {listed(parts)}" if parts else ""
+    nothing = failure.search(r"the output tree structure is:\s*PyTreeDef\(None\)") or any(
+        "NoneType" in m.group(3) or m.group(3).startswith("None") for m in found if not m.group(1).count("[")
+    )
+    if nothing:
+        how += ": it returns nothing (None), as a function without `return` does" if not parts else ""
+    keys = failure.search(r"symmetric difference of key sets: \{(.+?)\}")
+    if keys is not None and parts:
+        first = re.search(r"with (\d+) child", found[0].group(2))
+        then = re.search(r"with (\d+) child", found[0].group(3))
+        added = first is not None and then is not None and int(then.group(1)) > int(first.group(1))
+        names = keys.group(1)
+        fix = Fix(
+            f"Start with {names} in the carry too (an array of the shape that the body makes)"
+            if added
+            else f"Return {names} as well",
+            f"init = {{**init, {', '.join(f'{k.strip()}: jnp.zeros(())' for k in names.split(','))}}}"
+            if added
+            else "return {**carry, 'name': new_value}, output        # all the keys that the carry came with",
+        )
+        return Finding(
+            what=f"The body of {loop} returns a carry with other keys than the one it gets: {names} "
+            f"{'comes in only after' if added else 'is missing after'} the step ({listed(parts)}).",
+            why="JAX compiles the loop's body once for all steps, so the carry must keep its structure: the same "
+            "containers, the same number of parts, the same keys.",
+            fixes=[fix],
+            facts={"loop": loop, "carries": tuple(m.group(1) for m in found), "keys": names},
+        )
     return Finding(
         what=f"The body of {loop} returns a carry that is built in another way than the one it gets{how}.",
         why="JAX compiles the loop's body once for all steps, so the carry must keep its structure: the same "

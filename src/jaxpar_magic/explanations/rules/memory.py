@@ -223,7 +223,8 @@ def gpu_libraries_without_memory(failure: Failure) -> Finding | None:
         r"(CUDNN_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|ALLOC_FAILED)|CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|"
         r"CUSOLVER_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|ALLOC_FAILED)|DNN library initialization failed|"
         r"[Ff]ailed to create (?:cublas|cuBLAS|cudnn|cuDNN|cusolver) handle|"
-        r"gpusolverDnCreate\(&handle\) failed: cuSolver internal error|custom call 'xla\.gpu\.gemm' failed: cublas error|"
+        r"gpusolverDnCreate\(&handle\) failed: cuSolver internal error|"
+        r"custom call 'xla\.gpu\.gemm' failed: cublas error|"
         r"Failed to determine best cudnn convolution algorithm|All algorithms tried for %cudnn-conv\S* failed|"
         r"DNN library is not found)"
     )

@@ -107,6 +107,7 @@ def library_on_a_traced_value(failure: Failure) -> Finding | None:
     function = call.function if call is not None else f"a function of {library}"
     _, transform, _ = tracing(failure)
     name = tracing(failure)[0] or "function"
+    name = name if name.isidentifier() else "function"
     outside = f"outside {transform}" if transform else "outside the transformation"
     fixes = [
         _jax_scipy_fix(failure, function) if library == "scipy" else None,

@@ -84,6 +84,25 @@ def endless_recursion_in_traced_code(failure: Failure) -> Finding | None:
     if repeated is None or repeated == "<module>" or names.count(repeated) < 3 or not traced:
         return None
     tracer = next((name for name, v in failure.variables.items() if v.tracer), None)
+    count = next((name for name, v in failure.variables.items() if v.type == "int" and name.isidentifier()), None)
+    if count is not None:  # a Python number counts down: it is deep, perhaps not endless
+        return Finding(
+            what=f"{repeated} calls itself more often than Python allows (about 1000 times) while JAX traces it; here "
+            f"`{count}` is {failure.variables[count].value}.",
+            why="Python runs the whole recursion while it traces, and every step becomes a part of the compiled "
+            "program. A loop of JAX is compiled once, however many steps it makes.",
+            fixes=[
+                Fix(
+                    f"Write {repeated} as a loop",
+                    f"result = jax.lax.fori_loop(0, {count}, lambda i, x: step(x), x)",
+                ),
+                Fix(
+                    "Or allow deeper recursion, if it ends (compiling takes long)",
+                    "import sys\nsys.setrecursionlimit(100_000)",
+                ),
+            ],
+            facts={"function": repeated, "depth": names.count(repeated)},
+        )
     return Finding(
         what=f"{repeated} calls itself without end while JAX traces it"
         + (f": `{tracer}` has no value yet, so no test on it can stop the recursion." if tracer else "."),

@@ -32,6 +32,16 @@ def is_key(variable: Variable | None) -> bool:
     return variable.dtype.startswith("key<") or (variable.dtype == "uint32" and variable.shape[-1:] in ((2,), (4,)))
 
 
+def _is_key(failure: Failure, source: str) -> bool:
+    """Whether a piece of source is a key: a call that makes one, or a variable that holds one."""
+    if re.fullmatch(r"(?:[\w.]*\.)?(?:PRNGKey|key|fold_in)\(.*\)", source):
+        return True
+    variable = failure.variable(source)
+    if variable is None or variable.dtype is None:
+        return False
+    return variable.dtype.startswith("key<") or (variable.dtype == "uint32" and variable.shape == (2,))
+
+
 @rule("JPX1001", "random-needs-a-key", types=("TypeError",), clues=("PRNG key",))
 def random_needs_a_key(failure: Failure) -> Finding | None:
     match = failure.search(r"^unexpected PRNG key type <class '([\w.]+)'>") or failure.search(
@@ -52,9 +62,15 @@ def random_needs_a_key(failure: Failure) -> Finding | None:
         make = _MAKE_KEY
         if not shape and call.args:
             new = call.source.replace(f"({call.args[0]}", "(key", 1)
-        if number and len(call.args) > 1:
+        swapped = next((a for a in call.args[1:] if _is_key(failure, a)), None)
+        if swapped is not None:  # the key is there, in another place
+            rest = [a for a in call.args if a != swapped]
+            new = f"{call.function}({', '.join([swapped, *rest, *(f'{k}={v}' for k, v in call.keywords.items())])})"
+            make = ""
+        elif number and len(call.args) > 1:
             make = f"key = jax.random.key({call.args[0]})"
-        fixes = [Fix("Make a key and pass it first", f"{make}\n{failure.rewrite(call.source, new) or new}")]
+        title = "Make a key and pass it first" if make else "Pass the key first"
+        fixes = [Fix(title, f"{make}\n{failure.rewrite(call.source, new) or new}".lstrip("\n"))]
     fixes.append(
         Fix(
             "For new numbers each time, split the key before each use",
@@ -319,6 +335,36 @@ def numpy_random_names(failure: Failure) -> Finding | None:
     )
 
 
+@rule("JPX1007", "numpy-random-names", types=("AttributeError",), clues=("module 'jax.numpy' has no attribute",))
+def random_of_jax_numpy(failure: Failure) -> Finding | None:
+    if not failure.search(r"^module 'jax\.numpy' has no attribute 'random'$"):
+        return None
+    frame = failure.user
+    call = next(
+        (c for c in (frame.calls if frame is not None else ()) if re.search(r"\.random\.\w+$", c.function)), None
+    )
+    name = call.name if call is not None else "normal"
+    name = {"rand": "uniform", "randn": "normal", "random": "uniform", "standard_normal": "normal"}.get(name, name)
+    size = "(3,)"
+    if call is not None:
+        given = call.keywords.get("size") or (", ".join(call.args) if call.name in ("rand", "randn") else None)
+        size = given or (call.args[-1] if call.args else size)
+        size = size if size.startswith("(") else f"({size},)"
+    new = f"jax.random.{name}(key, {size})"
+    line = failure.rewrite(call.source, new) if call is not None else None
+    return Finding(
+        what="numpy has random numbers in numpy.random; JAX has them in jax.random, not in jax.numpy, and they need a "
+        "key.",
+        why="numpy.random keeps a hidden state that every call changes. JAX functions have no hidden state, so the "
+        "state is a key that you pass, and split for new numbers.",
+        fixes=[
+            Fix("Make a key, and draw with it", f"{_MAKE_KEY}\n{line or new}"),
+            Fix("For the next numbers, split a new key off", "key, subkey = jax.random.split(key)"),
+        ],
+        facts={"name": name},
+    )
+
+
 @rule(
     "JPX1008",
     "key-is-no-number",
@@ -382,9 +428,16 @@ def not_a_key(failure: Failure) -> Finding | None:
         Fix("Make a key from a seed", "key = jax.random.key(0)\nx = jax.random.normal(key, (3,))"),
     ]
     if ndim is not None:
+        mapped = next(
+            (c for f in failure.user_frames[1:] for c in f.calls if re.fullmatch(r".*[kK]ey\(.*\)", (*c.args, "")[0])),
+            None,
+        )
+        if mapped is not None:  # vmap took the two numbers of one key for two keys
+            new = f"{mapped.function}({', '.join([f'jax.random.split({mapped.args[0]}, 10)', *mapped.args[1:]])})"
+            fixes = [Fix("Map over as many keys as there are items (10 here): split the key", new)]
         made = re.fullmatch(r"(.+?) = (.+[kK]ey\(.*\))", failure.definitions.get(key or "", ""))
         code = f"{made.group(1)} = jax.random.split({made.group(2)})" if made else "key, subkey = jax.random.split(key)"
-        fixes.insert(0, Fix("Split a key: taking it apart gives its raw bits", code))
+        fixes.insert(1 if mapped is not None else 0, Fix("Split a key: taking it apart gives its raw bits", code))
     need = f"of {shape.group(1)} uint32 numbers" if shape else "of uint32 numbers"
     return Finding(
         what=f"{call.function if call is not None else 'A function of jax.random'} got {shown} where a random key "
@@ -457,6 +510,9 @@ def random_shape(failure: Failure) -> Finding | None:
     if match is not None:
         name, result, shape = match.group(1), sizes(match.group(2)), sizes(match.group(3))
         call = failure.call(name)
+        shaped, unshaped = f"jax.random.{name}(key, parameters, shape={result})", f"jax.random.{name}(key, parameters)"
+        if call is not None and "shape" in call.keywords:
+            shaped, unshaped = call.changed(shape=str(result)), call.changed(shape=None)
         return Finding(
             what=f"{name} was to draw numbers of shape {shape}, but its parameters need the shape {result}.",
             why="shape is the shape of the whole result, parameters included: in numpy's terms size, with the "
@@ -464,9 +520,9 @@ def random_shape(failure: Failure) -> Finding | None:
             fixes=[
                 Fix(
                     f"Ask for the shape {result}",
-                    f"jax.random.{name}(key, …, shape={result})".replace("…", "parameters"),
+                    shaped,
                 ),
-                Fix("Or leave shape away: it follows from the parameters", f"jax.random.{name}(key, parameters)"),
+                Fix("Or leave shape away: it follows from the parameters", unshaped),
             ],
             facts={"function": name, "result": result, "shape": shape, "call": call.source if call else None},
         )

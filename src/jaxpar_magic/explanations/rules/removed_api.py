@@ -206,6 +206,8 @@ def not_in_jax(failure: Failure) -> Finding | None:
     if place is None or removed(*place) or added(*place) or "partially initialized" in failure.text:
         return None
     module, name = place
+    if place == ("jax.numpy", "random"):
+        return None  # random numbers of JAX need keys: JPX1007
     there = sys.modules.get(module)
     if there is None or (hasattr(there, "__file__") and there.__file__ is None) or hasattr(there, name):
         return None
@@ -342,7 +344,10 @@ def removed_argument(failure: Failure) -> Finding | None:
             return None
         new = guesses[0]
     fixes = []
-    if call is not None and new:
+    if concrete is not None:
+        code = f"jax.{function}(f, static_argnums=(1,))  # positions of what f's Python code looks at"
+        fixes.append(Fix("Leave it away; name the arguments that must be Python values in static_argnums", code))
+    elif call is not None and new:
         value = call.keywords[keyword]
         written = entry[2] if entry and len(entry) > 2 and "=" in entry[2] and "(" not in entry[2] else f"{new}={value}"
         code = re.sub(rf"\b{keyword}\s*=\s*{re.escape(value)}", written, call.source)

@@ -6,7 +6,7 @@ import ast
 import itertools
 import re
 
-from ..context import Failure
+from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import array_type, counted, listed, product, sizes
@@ -114,6 +114,9 @@ def shapes_do_not_broadcast(failure: Failure) -> Finding | None:
         return None
     a, b = pair
     place, m, n = _conflict(a, b) or (0, 0, 0)
+    indexed = _index_arrays(failure, a, b)
+    if indexed is not None:
+        return indexed
     line = operands(failure) if len(shapes) == 2 else None
     left, sign, right = line if line is not None else (named(failure, a) or "a", "+", named(failure, b) or "b")
     known = line is not None or {left, right}.isdisjoint("ab")
@@ -131,6 +134,33 @@ def shapes_do_not_broadcast(failure: Failure) -> Finding | None:
         why=_BROADCAST_WHY,
         fixes=fixes[:3],
         facts={"shapes": tuple(shapes), "axis_from_the_right": place, "sizes": (m, n)},
+    )
+
+
+def _index_arrays(failure: Failure, a: tuple[int, ...], b: tuple[int, ...]) -> Finding | None:
+    """x[rows, columns] with index arrays of different lengths."""
+    segment = failure.user.segment or failure.user.statement or "" if failure.user is not None else ""
+    tree, source = parse_fragment(segment) if segment else (None, "")
+    expression = tree.body[0].value if isinstance(tree, ast.Module) and isinstance(tree.body[0], ast.Expr) else None
+    if not isinstance(expression, ast.Subscript) or not isinstance(expression.slice, ast.Tuple):
+        return None
+    holder = ast.get_source_segment(source, expression.value) or ast.unparse(expression.value)
+    indices = [ast.unparse(e) for e in expression.slice.elts]
+    if len(indices) != 2:
+        return None
+    grid = f"{enclosed(holder)}[jnp.ix_({', '.join(indices)})]"
+    short = min(a[0] if a else 1, b[0] if b else 1)
+    pairs = ", ".join(f"{enclosed(i)}[:{short}]" for i in indices)
+    return Finding(
+        what=f"`{segment}` indexes with two arrays of shapes {a} and {b}: they are taken in pairs, one row and one "
+        "column for each item, so they must fit together.",
+        why="x[rows, columns] gives x[rows[0], columns[0]], x[rows[1], columns[1]], … as in numpy. For every row with "
+        "every column, jnp.ix_ makes the indices.",
+        fixes=[
+            Fix("Take every row with every column", failure.rewrite(segment, grid) or grid),
+            Fix(f"Or take {short} pairs", f"{enclosed(holder)}[{pairs}]"),
+        ],
+        facts={"shapes": (a, b)},
     )
 
 
@@ -1515,6 +1545,7 @@ def function_needs_other_shapes(failure: Failure) -> Finding | None:
             return None
         call = failure.outer_call
         given = call.args if call is not None else ()
+        count = max(1, len(given))
         names = {"x": enclosed(given[0]) if given else "x", "y": enclosed(given[1]) if len(given) > 1 else "y"}
         if code.startswith("{x} =") and not names["x"].isidentifier():
             names["x"] = "x"
@@ -1525,7 +1556,7 @@ def function_needs_other_shapes(failure: Failure) -> Finding | None:
                 Fix(title, code.format(*match.groups(), **names)),
                 Fix(
                     "Look at the shapes",
-                    f"print({', '.join(f'jnp.shape({n})' for n in list(names.values())[: max(1, len(given))])})",
+                    f"print({', '.join(f'jnp.shape({n})' for n in list(names.values())[:count])})",
                 ),
             ],
             facts={"function": call.name if call is not None else None, "shapes": match.groups()},

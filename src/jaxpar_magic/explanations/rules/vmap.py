@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..context import Failure, Variable
+from ..context import Call, Failure, Variable
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, parmap_fix, sizes
@@ -244,6 +244,35 @@ def mapped_argument_without_that_axis(failure: Failure) -> Finding | None:
         if len(axes) == len(calls[0].args):
             axes[position] = "None"
             code = failure.rewrite(calls[1].source, calls[1].changed(in_axes=f"({', '.join(axes)})"))
+    named = next(
+        (
+            (k, s)
+            for k, s in (call.keywords if call is not None else {}).items()
+            if re.fullmatch(r"-?[\d.]+|True|False", s) or ((v := failure.variable(s)) is not None and _rank(v) == rank)
+        ),
+        None,
+    )
+    if argument is None and named is not None and calls is not None and calls[1].args and call is not None:
+        return _mapped_by_name(failure, name, calls[1].args[0], call, named)
+    if calls is not None and call is not None and len(call.args) == 1 and rank > 0:
+        x = call.args[0]
+        return Finding(
+            what=f"{name} is to map `{x}` along axis {axis}, and that has {counted(rank, 'axis')} (0 to {rank - 1}).",
+            why=f"in_axes={calls[1].keywords.get('in_axes', '0')} says which axis holds the items.",
+            fixes=[
+                Fix(
+                    f"Map along axis {rank - 1}",
+                    failure.rewrite(calls[1].source, calls[1].changed(in_axes=str(rank - 1))) or f"in_axes={rank - 1}",
+                ),
+                Fix("Look at the shape before this line", f"print(jnp.shape({x}))"),
+            ],
+            facts={"argument": x, "axis": axis, "rank": rank},
+        )
+    others = [v for s in (call.args if call is not None else ()) if s != argument and (v := failure.variable(s))]
+    items = next((v.shape[0] for v in others if v.shape), None)
+    own = f"jnp.full({'number_of_items' if items is None else items}, {argument or 'value'})"
+    if argument is not None and calls is not None and items is not None:
+        own = failure.rewrite(calls[0].source, calls[0].source.replace(f"{argument})", f"{own})")) or own
     is_what = "is a single number" if rank == 0 else f"has {counted(rank, 'axis')}"
     shown = argument if argument is not None else "one of its arguments"
     return Finding(
@@ -255,9 +284,25 @@ def mapped_argument_without_that_axis(failure: Failure) -> Finding | None:
                 f"Share {argument or 'it'} among all items instead of mapping it",
                 code or f"jax.{name}(function, in_axes=(0, None))(inputs, shared)",
             ),
-            Fix("Or give each item a value of its own", f"jnp.full(number_of_items, {argument or 'value'})"),
+            Fix("Or give each item a value of its own", own),
         ],
         facts={"argument": argument, "axis": axis, "rank": rank},
+    )
+
+
+def _mapped_by_name(failure: Failure, name: str, function: str, call: Call, named: tuple[str, str]) -> Finding:
+    """An argument that is given by name is mapped along axis 0, whatever in_axes says."""
+    keyword, value = named
+    rest = [*call.args, *(f"{k}={v}" for k, v in call.keywords.items() if k != keyword)]
+    called = f"({function})" if function.startswith("lambda") else function
+    new = f"jax.{name}(lambda *args: {called}(*args, {keyword}={value}))({', '.join(rest)})"
+    return Finding(
+        what=f"{name} is to map {keyword}={value} along axis 0, but that is a single number. Arguments given by name "
+        "are always mapped along axis 0.",
+        why="in_axes speaks of the positional arguments only. What is the same for all items is given by position, "
+        "with None in in_axes, or from outside.",
+        fixes=[Fix(f"Give {keyword} from outside the mapped function", failure.rewrite(call.source, new) or new)],
+        facts={"argument": keyword, "axis": 0, "rank": 0},
     )
 
 
