@@ -298,7 +298,7 @@ def within(source, code, line, positions):
     return "\n".join([*lines[:-1], *text]) + "\n"
 
 
-def in_lambda(source, code, line, _):
+def in_lambda(source, code, line, positions):
     """The one lambda of the statement as a function that holds the fix."""
     statement, first = statement_at(source, line)
     lambdas = [node for node in ast.walk(statement) if isinstance(node, ast.Lambda)]
@@ -308,6 +308,8 @@ def in_lambda(source, code, line, _):
     last = tree.body[-1]
     if isinstance(last, ast.Expr) and not re.search(r"print\(", code):
         tree.body[-1] = ast.Return(last.value)
+    elif isinstance(last, ast.Assign) and positions[2:] == (lambdas[0].body.col_offset, lambdas[0].body.end_col_offset):
+        tree.body.append(ast.Return(ast.Name(last.targets[0].id, ast.Load())))  # all of the lambda is what failed
     elif not isinstance(last, ast.Return):
         tree.body.append(ast.Return(lambdas[0].body))
     function = ast.FunctionDef("was_lambda", lambdas[0].args, tree.body, [], lineno=1, type_params=[])

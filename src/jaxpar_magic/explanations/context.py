@@ -656,7 +656,7 @@ def _source_of(source: str, node: ast.stmt) -> str | None:
 
 
 def _definitions(exception: BaseException, frames: Sequence[Frame]) -> dict[str, str]:
-    """Definitions of the names in the user's innermost failing expression."""
+    """Definitions of the names in the user's innermost failing expression, and of the function around it."""
     innermost = next((f for f in reversed(frames) if f.package == "user"), None)
     if innermost is None:
         return {}
@@ -670,7 +670,7 @@ def _definitions(exception: BaseException, frames: Sequence[Frame]) -> dict[str,
         sources += ["".join(linecache.getlines(file)) for file in reversed(cells[-50:])]
     found: dict[str, str] = {}
     names = [call.function for call in innermost.calls if call.function.isidentifier()]
-    names += re.findall(r"(?<![\w.])[A-Za-z_]\w*", innermost.segment or "")
+    names += [innermost.function, *re.findall(r"(?<![\w.])[A-Za-z_]\w*", innermost.segment or "")]
     for name in list(dict.fromkeys(names))[:12]:
         for source in sources:
             definition = _guarded(partial(_definition, source, name), None)
@@ -681,12 +681,15 @@ def _definitions(exception: BaseException, frames: Sequence[Frame]) -> dict[str,
 
 
 def _definition(source: str, name: str) -> str | None:
-    """The last statement in `source` that binds `name` by an assignment or a decorated `def`."""
+    """The last statement in `source` that binds `name` by an assignment or a decorated `def` or `class`."""
     last = None
     for node in ast.walk(_parsed(source)):
         targets = node.targets if isinstance(node, ast.Assign) else ()
-        named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
-        decorated = isinstance(node, ast.FunctionDef) and node.name == name and node.decorator_list
+        bound = [t for target in targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        named = any(isinstance(target, ast.Name) and target.id == name for target in bound)
+        decorated = (
+            isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name and bool(node.decorator_list)
+        )
         if (named or decorated) and isinstance(node, ast.stmt) and _lines_of(node) < 40:
             last = node
     return _source_of(source, last) if last is not None else None

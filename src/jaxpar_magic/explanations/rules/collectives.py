@@ -417,11 +417,13 @@ def pcast_not_possible(failure: Failure) -> Finding | None:
             f"{value} already differs between devices{along}; pcast(…, to='varying') is for values that are the "
             "same on all."
         )
+        # the axes along which a value differs: .vma up to JAX 0.8, .mat.varying since
+        varies = "vma" if (failure.jax_version or (1,)) < (0, 9) else "mat.varying"
         fixes = [
             Fix("Leave the cast out", (failure.rewrite(call.source, value) if call is not None else None) or value),
             Fix(
                 "Or cast only where it is needed (JAX 0.8 or newer)",
-                f"axes = tuple(set({axes or '(axis_name,)'}) - set(jax.typeof({value}).vma))\n"
+                f"axes = tuple(set({axes or '(axis_name,)'}) - set(jax.typeof({value}).{varies}))\n"
                 f"{value} = jax.lax.pcast({value}, axes, to='varying') if axes else {value}",
             ),
         ]

@@ -356,8 +356,8 @@ def imaginary_part_dropped(failure: Failure) -> Finding | None:
     )
     if not by_jax:
         return None
-    cast = failure.call("astype")
-    value = cast.function.removesuffix(".astype") if cast is not None else "x"
+    calls = frame.calls if frame is not None else ()
+    value = next((c.function.removesuffix(".astype") for c in calls if c.function.endswith(".astype")), "x")
     return Finding(
         what="Complex numbers are cast to real ones, and their imaginary parts are dropped.",
         why="A real dtype was asked for, or the values are written into a real array.",

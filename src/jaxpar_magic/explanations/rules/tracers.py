@@ -180,11 +180,36 @@ def _if_fixes(failure: Failure, condition: str) -> list[Fix]:
                     target, yes, no = values
                     where = f"{target} = jnp.where({test}, {yes}, {no})"
                 break
+    cond = f"jax.lax.cond({test}, lambda: {yes}, lambda: {no})"
+    returned = _returned(failure, condition)
+    if returned is not None:
+        before, (yes, no), after = returned
+        where = f"{before}return jnp.where({test}, {yes}, {no}){after}"
+        cond = f"{before}return jax.lax.cond({test}, lambda: {yes}, lambda: {no}){after}"
     fixes = [
         Fix("Compute both values and choose, element by element", where),
-        Fix("Or run one of two functions", f"jax.lax.cond({test}, lambda: {yes}, lambda: {no})"),
+        Fix("Or run one of two functions", cond),
     ]
     return [*fixes, *_last_resorts(failure)]
+
+
+def _returned(failure: Failure, condition: str) -> tuple[str, tuple[str, str], str] | None:
+    """Of the traced function `if condition: return a`, `return b`: its source before, (a, b), and after."""
+    source = failure.definitions.get(failure.user.function, "") if failure.user is not None else ""
+    tree, source = parse_fragment(source) if source else (None, "")
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)] if tree is not None else []
+    for body in bodies:
+        for node, following in zip(body, [*body[1:], None]):
+            if not isinstance(node, ast.If) or ast.get_source_segment(source, node.test) != condition:
+                continue
+            other = node.orelse[0] if len(node.orelse) == 1 else following if not node.orelse else None
+            first = node.body[0] if len(node.body) == 1 else None
+            if isinstance(first, ast.Return) and isinstance(other, ast.Return) and first.value and other.value:
+                lines = source.split("\n")
+                before = [*lines[: node.lineno - 1], " " * node.col_offset]
+                after = "".join("\n" + line for line in lines[other.end_lineno or other.lineno :])
+                return "\n".join(before), (ast.unparse(first.value), ast.unparse(other.value)), after
+    return None
 
 
 def _outside_fixes(failure: Failure, condition: str) -> list[Fix]:
