@@ -8,7 +8,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted
-from ._lines import jax_at_line
+from ._lines import ARRAY, jax_at_line, operands
 
 _JAX_CALL = r"(?:jnp|jax|lax|np|numpy|jr|jrandom|random|nn|jso|io_callback|pure_callback)\b"
 
@@ -38,7 +38,8 @@ def no_such_device(failure: Failure) -> Finding | None:
     have = failure.environment.devices
     index = match.group(3)
     source = match.group()
-    number = failure.variable(index).value if failure.variable(index) else index
+    held = failure.variable(index)
+    number = held.value if held is not None else index
     there = f"there {'is' if have == 1 else 'are'} {counted(have, 'device')}" if have else "there are fewer devices"
     last = f" (0 to {have - 1})" if have and have > 1 else " (number 0)" if have == 1 else ""
     fixes = [Fix("Use one that there is", _rewritten(failure, source, f"jax.{match.group(1)}({match.group(2)})[0]"))]
@@ -652,6 +653,31 @@ _ELSEWHERE = {
 }
 
 
+# names that numpy had for Python's own types: Python's, and the one with a size
+_PYTHONS = {
+    "float": ("float", "float32"),
+    "int": ("int", "int32"),
+    "bool": ("bool", "bool_"),
+    "complex": ("complex", "complex64"),
+    "long": ("int", "int32"),
+}
+
+
+@rule("JPX1802", "not-in-jax", types=("AttributeError",), clues=("module 'jaxlib' has no attribute",), anywhere=True)
+def name_not_in_jaxlib(failure: Failure) -> Finding | None:
+    if not failure.search(r"^module 'jaxlib' has no attribute 'xla_extension'$"):
+        return None
+    return Finding(
+        what="jaxlib.xla_extension is gone (since JAX 0.8); it was an inner part of JAX.",
+        why="jaxlib is for jax alone. What others need of it has names in jax.",
+        fixes=[
+            Fix("For arrays and devices", "jax.Array, jax.Device"),
+            Fix("For the error that XLA raises", "jax.errors.JaxRuntimeError"),
+        ],
+        facts={"name": "jaxlib.xla_extension"},
+    )
+
+
 @rule("JPX1802", "not-in-jax", types=("AttributeError", "ImportError"), clues=("jax",), priority=-30)
 def name_not_in_jax(failure: Failure) -> Finding | None:
     match = failure.search(r"^module '(jax(?:\.\w+)+)' has no attribute '([A-Za-z]\w*)'$") or failure.search(
@@ -661,6 +687,20 @@ def name_not_in_jax(failure: Failure) -> Finding | None:
         return None
     groups = match.groupdict()
     module, name = (groups["module"], groups["name"]) if groups else match.groups()
+    if module == "jax.numpy" and name in _PYTHONS:
+        own, sized = _PYTHONS[name]
+        line = _line(failure)
+        written = re.search(rf"[\w.]+\.{name}\b", line)
+        old = written.group() if written is not None else f"jnp.{name}"
+        return Finding(
+            what=f"jax.numpy has no {name}; Python's own {own} is meant, or a type with its size, jnp.{sized}.",
+            why=f"numpy once had np.{name} as another name of Python's {own}; it is gone there too.",
+            fixes=[
+                Fix(f"Use Python's {own}", _rewritten(failure, old, own)),
+                Fix(f"Or jnp.{sized}", _rewritten(failure, old, f"jnp.{sized}")),
+            ],
+            facts={"name": f"{module}.{name}"},
+        )
     key = name == "PRNGKeyArray"
     elsewhere = next(
         (entry for pattern, entry in _ELSEWHERE.items() if module == "jax.nn" and re.fullmatch(pattern, name)), None
@@ -679,4 +719,224 @@ def name_not_in_jax(failure: Failure) -> Finding | None:
         fixes=fixes,
         facts={"name": f"{module}.{name}"},
         guess=elsewhere is None and not key,
+    )
+
+
+# -- more things that are no arrays, no shardings, no functions --------------------------------------------
+
+
+@rule("JPX0826", "function-needs-other-shapes", types=("ValueError",), clues=("jax.numpy.meshgrid must be 1D",))
+def meshgrid_of_rows(failure: Failure) -> Finding | None:
+    match = failure.search(r"Arguments to jax\.numpy\.meshgrid must be 1D, got shapes (\[.*?\])$")
+    if match is None:
+        return None
+    call = _calls(failure, "meshgrid")
+    new = "jnp.meshgrid(x.ravel(), y.ravel())"
+    if call is not None:
+        flat = [f"jnp.ravel({a})" for a in call.args]
+        new = _rewritten(failure, call.source, f"{call.function}({', '.join(flat)})")
+    return Finding(
+        what=f"meshgrid takes arrays of one axis each, and got shapes {match.group(1)}.",
+        why="Each argument holds the positions along one direction of the grid.",
+        fixes=[Fix("Make rows of them", new)],
+        facts={"shapes": match.group(1)},
+    )
+
+
+@rule("JPX1625", "float0-has-no-arithmetic", types=("TypeError",), clues=("with a float0 array",))
+def float0_has_no_arithmetic(failure: Failure) -> Finding | None:
+    match = failure.search(r"Called (\w+) with a float0 array")
+    if match is None:
+        return None
+    return Finding(
+        what=f"The operation {match.group(1)} got the gradient of an integer input, which is empty (dtype float0).",
+        why="Whole numbers have no derivative. With allow_int=True JAX still returns something of the same shape: an "
+        "array of float0, which holds no numbers.",
+        fixes=[
+            Fix(
+                "Make zeros of it first",
+                "gradient = jnp.zeros(gradient.shape) if gradient.dtype == jax.dtypes.float0 else gradient",
+            ),
+            Fix("Or give floating-point numbers, which have a gradient", "jax.grad(f)(float(n))"),
+        ],
+        facts={"operation": match.group(1)},
+    )
+
+
+@rule("JPX0968", "text-plus-array", types=("TypeError",), clues=("can only concatenate str",), anywhere=True)
+def text_plus_array(failure: Failure) -> Finding | None:
+    match = failure.search(rf'^can only concatenate str \(not "({ARRAY})"\) to str$')
+    if match is None:
+        return None
+    line = operands(failure, "+")
+    traced = "Tracer" in match.group(1)
+    code = 'text = f"loss: {x}"'
+    if line is not None and re.match(r"([\"'])", line[0]):
+        inner = line[0][1:-1]
+        written = f'f"{inner}{{{line[2]}}}"'
+        code = _rewritten(failure, f"{line[0]} + {line[2]}", written) if not traced else written
+    fixes = [Fix("Put the array into the text", code)]
+    if traced:
+        fixes = [Fix("Print while the compiled function runs", 'jax.debug.print("loss: {}", x)')]
+    return Finding(
+        what=f"Text and a JAX array ({match.group(1).rsplit('.', 1)[-1]}) cannot be added.",
+        why="Python joins text with text only; an f-string makes text of anything.",
+        fixes=fixes,
+        facts={"type": match.group(1)},
+    )
+
+
+@rule("JPX0969", "array-is-no-function", types=("TypeError",), clues=("object is not callable",))
+def array_is_no_function(failure: Failure) -> Finding | None:
+    array = failure.search(rf"^'({ARRAY})' object is not callable$")
+    shape = re.search(r"([\w.]+(?:\([^()]*\))?)\.(shape|ndim|size|dtype|T)\(\)", _line(failure))
+    attribute = (
+        failure.search(r"^'(?:tuple|int|dtype\[?\w*\]?|numpy\.dtypes\.\w+)' object is not callable$")
+        and shape is not None
+    )
+    if array is None and not (attribute and jax_at_line(failure)):
+        return None
+    if array is None and shape is not None:
+        return Finding(
+            what=f"{shape.group(2)} of an array is no method: it needs no brackets.",
+            why="An array knows its shape, dtype and number of axes as plain attributes. (torch has methods such as "
+            "size() for some.)",
+            fixes=[
+                Fix("Leave the brackets away", _rewritten(failure, shape.group(), shape.group().removesuffix("()")))
+            ],
+            facts={"attribute": shape.group(2)},
+        )
+    call = failure.outer_call
+    name = call.function if call is not None else "x"
+    arguments = ", ".join(call.args) if call is not None else "i"
+    fixes = [Fix("To take an item of the array, use square brackets", f"{name}[{arguments or '0'}]")]
+    if name.isidentifier():
+        fixes.append(Fix("If a function of that name is meant: the name was given to an array since", f"del {name}"))
+    fixes.append(Fix("To multiply, write the sign", f"{name} * ({arguments or 'y'})"))
+    return Finding(
+        what=f"`{name}` is a JAX array, and is called like a function.",
+        why="Round brackets after a name call a function. A result may have taken the name of the function that made "
+        "it, a sign * may be missing, or round brackets stand for square ones.",
+        fixes=fixes,
+        facts={"name": name},
+    )
+
+
+_TORCH_WORDS = {"dim": "axis", "keepdim": "keepdims", "dims": "axes", "inputs": "xs", "carry": "init", "sequence": "xs"}
+
+
+@rule("JPX1810", "unknown-argument", types=("TypeError",), clues=("got an unexpected keyword argument",), priority=-10)
+def unknown_argument(failure: Failure) -> Finding | None:
+    match = failure.search(r"^(?:\w+\.)*(\w+)\(\) got an unexpected keyword argument '(\w+)'")
+    if match is None or failure.from_jax is False:
+        return None
+    name, keyword = match.groups()
+    call = next(
+        (c for c in (failure.user.calls if failure.user else ()) if keyword in c.keywords and c.name == name), None
+    )
+    if call is None:
+        return None
+    from .removed_api import _function
+
+    function = _function(call.function)
+    if function is None:
+        return None
+    import inspect
+
+    try:
+        parameters = [p for p in inspect.signature(function).parameters if not p.startswith("_")]
+    except (TypeError, ValueError):
+        return None
+    meant = _TORCH_WORDS.get(keyword)
+    if name in ("vmap", "pmap") and keyword in ("axis", "axes", "dim", "dims"):
+        meant = "in_axes"
+    if keyword in parameters:
+        return None
+    meant = meant if meant in parameters else None
+    fixes = [Fix("See what the function takes", f"help({call.function})")]
+    if meant is not None:
+        new = re.sub(rf"\b{keyword}(\s*=(?!=))", rf"{meant}\1", call.source)
+        fixes.insert(0, Fix(f"The argument is called {meant}", _rewritten(failure, call.source, new)))
+    else:
+        new = call.changed(**{keyword: None})
+        fixes.insert(0, Fix("Leave it away", _rewritten(failure, call.source, new)))
+    return Finding(
+        what=f"{call.function} has no argument {keyword}; it takes {', '.join(parameters[:8])}"
+        f"{', …' if len(parameters) > 8 else ''}.",
+        why="The names of jax.numpy follow numpy, not torch or tensorflow.",
+        fixes=fixes,
+        facts={"function": call.function, "argument": keyword, "use": meant},
+    )
+
+
+@rule(
+    "JPX1507",
+    "compiled-program-cannot-be-pickled",
+    types=("TypeError", "PicklingError"),
+    clues=("LoadedExecutable",),
+    anywhere=True,
+)
+def compiled_program_cannot_be_pickled(failure: Failure) -> Finding | None:
+    if not failure.search(r"cannot pickle '(?:[\w.]*\.)?LoadedExecutable' object"):
+        return None
+    return Finding(
+        what="A compiled program (what .lower(…).compile() gives) cannot be pickled.",
+        why="It is machine code that belongs to the devices of this process.",
+        fixes=[
+            Fix(
+                "Save the function in a form that any process can load and compile",
+                "from jax import export\ndata = export.export(jax.jit(function))(x).serialize()\n"
+                "again = export.deserialize(data)",
+            ),
+            Fix(
+                "Or keep compiled programs on disk, so that the next process need not compile",
+                "jax.config.update('jax_compilation_cache_dir', '/tmp/jax_cache')",
+            ),
+        ],
+    )
+
+
+@rule("JPX0231", "not-a-sharding", types=("TypeError", "ValueError"), clues=("leaf specifications are expected",))
+def not_a_sharding(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"(\w+) leaf specifications are expected to be PartitionSpec instances or None, but got (.+)"
+    )
+    if match is None:
+        return None
+    keyword, got = match.groups()
+    got = got.strip().rstrip(".")[:60]
+    call = failure.call("jit", "pjit")
+    sharding = "jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())"
+    code = f"jax.jit(function, {keyword}={sharding})"
+    if call is not None and keyword in call.keywords:
+        code = _rewritten(failure, call.source, call.changed(**{keyword: sharding}))
+    return Finding(
+        what=f"{keyword} is {got!r}, which is no sharding.",
+        why="A sharding says over which devices, and along which axes, an array is split. An empty PartitionSpec() keeps "
+        "a whole copy on every device of the mesh.",
+        fixes=[
+            Fix("Give a sharding (here: a copy on every device)", code),
+            Fix("Or leave it away: JAX then chooses", "jax.jit(function)"),
+        ],
+        facts={"keyword": keyword, "got": got},
+    )
+
+
+@rule("JPX0232", "mesh-and-spec-swapped", types=("AttributeError", "TypeError"))
+def mesh_and_spec_swapped(failure: Failure) -> Finding | None:
+    call = _calls(failure, "NamedSharding")
+    if call is None or len(call.args) != 2 or failure.from_jax is False:
+        return None
+    first, second = call.args
+    held = failure.variable(first)
+    spec = re.match(r"(?:[\w.]*\.)?(?:P|PS|PartitionSpec)\(", first) or (
+        held is not None and held.type in ("PartitionSpec", "P")
+    )
+    if not spec:
+        return None
+    return Finding(
+        what=f"NamedSharding got the spec `{first}` first and `{second}` second; the mesh comes first.",
+        why="NamedSharding(mesh, spec) says on which mesh the names of the spec are.",
+        fixes=[Fix("Swap them", _rewritten(failure, call.source, f"{call.function}({second}, {first})"))],
+        facts={"first": first, "second": second},
     )

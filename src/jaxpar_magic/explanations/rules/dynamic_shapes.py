@@ -323,6 +323,11 @@ def result_length_depends_on_values(failure: Failure) -> Finding | None:
     x = enclosed(given[0]) if given else "x"
     y = enclosed(given[1]) if len(given) > 1 else "y"
     fixes = []
+    line = failure.user.statement or failure.user.source or "" if failure.user is not None else ""
+    counted_ = re.search(r"\blen\((jnp\.(?:nonzero|flatnonzero|where|argwhere)\((\w+)\)(?:\[0\])?)\)", line)
+    if counted_ is not None:  # only the number of items is wanted
+        new = f"jnp.count_nonzero({counted_.group(2)})"
+        fixes.append(Fix("Count them, which needs no list of them", failure.rewrite(counted_.group(), new) or new))
     if name in ("delete", "trim_zeros"):
         if name == "delete" and failure.call("delete") is not None:
             call = failure.call("delete")

@@ -596,7 +596,9 @@ def list_where_an_array_is_needed(failure: Failure) -> Finding | None:
             ),
         ]
     else:
-        code = failure.rewrite(source, f"jnp.array({source})") if source is not None else None
+        code = None
+        if source is not None and not source.isidentifier():
+            code = failure.rewrite(source, f"jnp.array({source})")
         fixes = [Fix("Make an array of it", code or f"jnp.array({shown})")]
     return Finding(
         what=f"{operation} got {word}{f' (`{source}`)' if source else ''}, and takes arrays and numbers.",

@@ -97,7 +97,7 @@ def _carry_of_old(failure: Failure) -> Finding | None:
         what=f"The carry of {loop} changes its type in one step: a part of it goes in as {match.group(4)} and comes "
         f"out as {match.group(3)}.",
         why=_CARRY_WHY,
-        fixes=_type_fixes(failure, None, before, after)
+        fixes=_type_fixes(failure, "", before, after)
         or [Fix(f"Start with a strong {before[0]}", f"init = jnp.asarray(init, jnp.{before[0]})")],
         facts={"loop": loop, "before": match.group(4), "after": match.group(3)},
     )

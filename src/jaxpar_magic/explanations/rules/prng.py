@@ -60,6 +60,8 @@ def random_needs_a_key(failure: Failure) -> Finding | None:
         number = bool(call.args) and re.fullmatch(r"\d+", call.args[0])
         new = call.source.replace("(", "(key, ", 1).replace("(key, )", "(key)")
         make = _MAKE_KEY
+        if shape and len(call.args) > 1 and re.match(r"[(\[]", call.args[1]):
+            shape = None  # the shape comes after it: this stands in the key's place
         if not shape and call.args:
             new = call.source.replace(f"({call.args[0]}", "(key", 1)
         swapped = next((a for a in call.args[1:] if _is_key(failure, a)), None)

@@ -208,6 +208,8 @@ def not_in_jax(failure: Failure) -> Finding | None:
     module, name = place
     if place == ("jax.numpy", "random"):
         return None  # random numbers of JAX need keys: JPX1007
+    if module == "jax.numpy" and name in ("float", "int", "bool", "complex", "object", "str", "long"):
+        return None  # Python's own types: calls.py
     there = sys.modules.get(module)
     if there is None or (hasattr(there, "__file__") and there.__file__ is None) or hasattr(there, name):
         return None

@@ -57,6 +57,23 @@ def static_argument_without_a_hash(failure: Failure) -> Finding | None:
         fixes.append(
             Fix(f"Pass a {new.partition('(')[0]}", _passed(failure, value, new, f"f(x, {new.format('values')})"))
         )
+    elif name == "slice":
+        fixes.append(
+            Fix(
+                "Pass its two ends as static numbers, and make the slice inside",
+                "f = jax.jit(lambda x, start, stop: x[start:stop], static_argnums=(1, 2))",
+            )
+        )
+    elif re.search(r"\bArray\(|\barray\(", value):  # frozen or not: what it holds has no hash
+        fixes.append(
+            Fix(
+                f"Let JAX see the arrays in {name}: register it, and do not mark it static",
+                f"jax.tree_util.register_dataclass({name})  # once, after the class\nf = jax.jit(function)",
+            )
+        )
+        fixes.append(
+            Fix("Or keep settings only in it, and pass the arrays as arguments of their own", "f(settings, w, x)")
+        )
     else:
         frozen = (
             f"from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass {name}:\n    ...  # fields as "

@@ -41,6 +41,9 @@ def _construct(failure: Failure) -> tuple[str | None, str | None]:
             for node in ast.walk(tree)
             if isinstance(node, ast.expr) and (segment is None or _same(ast.get_source_segment(source, node), segment))
         ]
+        choice = next((node for node in candidates if isinstance(node, ast.IfExp)), None)
+        if choice is not None and segment is not None:  # the test is a bare name: Python marks the whole choice
+            return "if", ast.get_source_segment(source, choice.test) or ast.unparse(choice.test)
         for node in candidates:
             kind = _kind(node, parents, told=segment is not None)
             if kind is not None:
