@@ -237,7 +237,7 @@ def run_in_place(source, code, line, positions):
     refuse_commands(code)
     refuse_gaps(code)
     problems = []
-    for change in (instead, before, in_lambda, within):
+    for change in (instead, before, in_lambda, as_lambda, within):
         whole = change(source, textwrap.dedent(code), line, positions)
         if whole is None:
             continue
@@ -298,18 +298,25 @@ def within(source, code, line, positions):
     return "\n".join([*lines[:-1], *text]) + "\n"
 
 
-def in_lambda(source, code, line, positions):
+def as_lambda(source, code, line, positions):
+    """The one lambda of the statement as a function that returns what the fix assigns, if all of it failed."""
+    return in_lambda(source, code, line, positions, whole=True)
+
+
+def in_lambda(source, code, line, positions, *, whole=False):
     """The one lambda of the statement as a function that holds the fix."""
     statement, first = statement_at(source, line)
     lambdas = [node for node in ast.walk(statement) if isinstance(node, ast.Lambda)]
     if len(lambdas) != 1:
         return None
+    if whole and positions[2:] != (lambdas[0].body.col_offset, lambdas[0].body.end_col_offset):
+        return None
     tree = ast.parse(code)
     last = tree.body[-1]
     if isinstance(last, ast.Expr) and not re.search(r"print\(", code):
         tree.body[-1] = ast.Return(last.value)
-    elif isinstance(last, ast.Assign) and positions[2:] == (lambdas[0].body.col_offset, lambdas[0].body.end_col_offset):
-        tree.body.append(ast.Return(ast.Name(last.targets[0].id, ast.Load())))  # all of the lambda is what failed
+    elif whole and isinstance(last, ast.Assign):
+        tree.body.append(ast.Return(ast.Name(ast.unparse(last.targets[0]), ast.Load())))
     elif not isinstance(last, ast.Return):
         tree.body.append(ast.Return(lambdas[0].body))
     function = ast.FunctionDef("was_lambda", lambdas[0].args, tree.body, [], lineno=1, type_params=[])

@@ -121,11 +121,13 @@ def test_live(name, change, live):
         original = results["original"]["explanation"]
         names = new_names(source)
         back = with_names(explanation["what"], {new: old for old, new in names.items()})
-        assert back == original["what"] or re.sub(r"\W", "", back) == re.sub(r"\W", "", original["what"])
+        free = r"[\d.]+ [KMG]iB are free|\W"  # memory that is free changes by itself
+        assert re.sub(free, "", back) == re.sub(free, "", original["what"])
         definitions = {old for old in names if len(old) > 2 and old not in WORDS and old not in original["why"]}
         for text in shown:
             code = re.sub(r"#.*", "", text)
             stale = {old for old in definitions if re.search(rf"(?<![\w.'\"]){re.escape(old)}(?![\w'\"=])", code)}
+            stale -= set(re.findall(r"^(\w+) = ", code, re.M))  # a name that the fix makes
             general = {old for old in stale if re.search(rf"\b{old}\b", " ".join(explanation["why"].split()))}
             assert not stale - general, text
     if change == "resized":

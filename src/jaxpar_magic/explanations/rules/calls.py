@@ -49,6 +49,7 @@ def no_such_device(failure: Failure) -> Finding | None:
             Fix(
                 f"Give JAX {need} CPU devices, at the start of the program",
                 f"import jax\njax.config.update('jax_num_cpu_devices', {need})  # before anything computes",
+                kind="start",
             )
         )
     return Finding(
@@ -531,6 +532,10 @@ def python_number_where_an_array_is_needed(failure: Failure) -> Finding | None:
     )
     if wanted is None:
         return None
+    array = re.sub(rf"(?<![\w.]){re.escape(wanted)}(?![\w.])", f"jnp.asarray({wanted})", call.source, count=1)
+    if call.name == "minimize" and kind in ("int", "float") and len(call.args) > 1:  # takes a vector only
+        rest = call.source.partition(f"{call.args[0]}, {wanted}")[2]
+        array = f"{call.function}(lambda v: ({call.args[0]})(v[0]), jnp.asarray([{wanted}]){rest}"
     return Finding(
         what=f"{call.function} got `{wanted}`, a Python {kind}, and needs an array.",
         why="Most functions of JAX make arrays of numbers by themselves; this one asks the argument for its "
@@ -538,11 +543,7 @@ def python_number_where_an_array_is_needed(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Make an array of it",
-                _rewritten(
-                    failure,
-                    call.source,
-                    re.sub(rf"(?<![\w.]){re.escape(wanted)}(?![\w.])", f"jnp.asarray({wanted})", call.source, count=1),
-                ),
+                _rewritten(failure, call.source, array),
             )
         ],
         facts={"argument": wanted, "type": kind},
@@ -912,8 +913,8 @@ def not_a_sharding(failure: Failure) -> Finding | None:
         code = _rewritten(failure, call.source, call.changed(**{keyword: sharding}))
     return Finding(
         what=f"{keyword} is {got!r}, which is no sharding.",
-        why="A sharding says over which devices, and along which axes, an array is split. An empty PartitionSpec() keeps "
-        "a whole copy on every device of the mesh.",
+        why="A sharding says over which devices, and along which axes, an array is split. An empty PartitionSpec() "
+        "keeps a whole copy on every device of the mesh.",
         fixes=[
             Fix("Give a sharding (here: a copy on every device)", code),
             Fix("Or leave it away: JAX then chooses", "jax.jit(function)"),
@@ -939,4 +940,78 @@ def mesh_and_spec_swapped(failure: Failure) -> Finding | None:
         why="NamedSharding(mesh, spec) says on which mesh the names of the spec are.",
         fixes=[Fix("Swap them", _rewritten(failure, call.source, f"{call.function}({second}, {first})"))],
         facts={"first": first, "second": second},
+    )
+
+
+@rule("JPX1602", "grad-aux-not-declared", types=("TypeError",), clues=("iteration over a 0-d array",), priority=10)
+def unpacked_without_aux(failure: Failure) -> Finding | None:
+    frame = failure.user
+    line = frame.statement or frame.source or "" if frame is not None else ""
+    call = failure.call("value_and_grad", "grad")
+    unpacked = re.match(r"\(([^()=]+)\)\s*,\s*([^=]+?)\s*=(?!=)", line)
+    if call is None or unpacked is None or "has_aux" in line or not call.args:
+        return None
+    return Finding(
+        what=f"The line unpacks ({unpacked.group(1)}) from the value, which is one number: `{call.source}` has no "
+        "has_aux=True.",
+        why="With has_aux=True the function returns (number, anything else), and value_and_grad returns "
+        "((number, anything else), gradient). Without it, the value is the number alone.",
+        fixes=[
+            Fix(
+                "If the function returns a pair: say that the second is only passed along",
+                _rewritten(failure, call.source, call.changed(has_aux="True")),
+            ),
+            Fix(
+                "If it returns one number: unpack one",
+                line.replace(f"({unpacked.group(1)})", unpacked.group(1).split(",")[0].strip(), 1),
+            ),
+        ],
+        facts={"names": unpacked.group(1)},
+    )
+
+
+@rule(
+    "JPX0601",
+    "leaked-tracer",
+    types=("TracerArrayConversionError", "TracerBoolConversionError", "ConcretizationTypeError"),
+    priority=40,
+)
+def tracer_at_top_level(failure: Failure) -> Finding | None:
+    # no function is being traced at the top level of a script or cell: a tracer there is one that was stored
+    frame = failure.user
+    if frame is None or frame.function != "<module>" or not failure.live:
+        return None
+    line = frame.segment or frame.statement or frame.source or ""
+    held = next(
+        (
+            v
+            for v in failure.variables.values()
+            if v.name.isidentifier()
+            and re.search(rf"(?<![\w.]){re.escape(v.name)}\b", line)
+            and (v.tracer or (v.element or "").endswith("Tracer"))
+        ),
+        None,
+    )
+    made = failure.search(r"was created on line:\s*(\S[^\n]*)")
+    if held is None or re.search(r"\blambda\b", line):
+        return None
+    where = f", in the line `{made.group(1).strip()[:80]}`" if made is not None else ""
+    value = "outputs" if held.type in ("list", "dict", "tuple") else held.name
+    return Finding(
+        what=f"`{held.name}` holds a value that was made while JAX traced a function{where}, and was stored outside of "
+        "that function. It has no numbers, now that the function has ended.",
+        why="JAX runs the Python function once, with stand-ins (tracers) for the values, and then only the compiled "
+        "program. A tracer that is stored outside (in a list, a global, an attribute) means nothing after that.",
+        fixes=[
+            Fix(
+                "Return the value from the function, and store it outside",
+                f"def f(x):\n    ...  # as before, without storing it\n    return result, value\n\nresult, {value} = "
+                "jax.vmap(f)(x)",
+            ),
+            Fix(
+                "To look at values while the compiled function runs",
+                'jax.debug.print("value = {}", value)  # inside f',
+            ),
+        ],
+        facts={"name": held.name},
     )
