@@ -166,11 +166,12 @@ def _free_names(statements: Sequence[ast.stmt], known: Collection[str]) -> list[
     bound = {"_", *known, *dir(builtins)}
     free: dict[str, None] = {}
     for statement in statements:
-        within = {name for node in ast.walk(statement) for name in _bound_by(node)}
+        symbols = symtable.symtable(ast.unparse(statement), "fix", "exec").get_symbols()
+        within = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
         own: set[str] = set()
         if isinstance(statement, ast.Assign | ast.AugAssign):  # what it binds is there only afterwards
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            own = {name for target in targets for node in ast.walk(target) for name in _bound_by(node)}
+            own = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)} & within
         free.update(dict.fromkeys(name for name in _used(statement) if name not in bound | (within - own)))
         bound |= within
     return list(free)
@@ -189,18 +190,6 @@ def _used(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
         names.add(statement.target.id)
     return [name for name in dict.fromkeys(order) if name in names]
-
-
-def _bound_by(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        return [node.id]
-    if isinstance(node, ast.arg):
-        return [node.arg]
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.alias):
-        return [(node.asname or node.name).split(".")[0]]
-    return [node.name] if isinstance(node, ast.ExceptHandler) and node.name else []
 
 
 def _has_gap(statements: Sequence[ast.stmt]) -> bool:
