@@ -95,6 +95,13 @@ def _without_prefix(line: str) -> str:
 def _block(block: str) -> Failure:
     lines = block.split("\n")
     frames, after = _frames(lines)
+    # JAX quotes a whole traceback in some messages: the error that tells of it is the one to explain
+    quoting = next((i for i, line in enumerate(lines) if line.endswith("The error was:")), None)
+    if quoting is not None and quoting < after and lines[quoting + 1].startswith("Traceback"):
+        match = _EXCEPTION_LINE.search(lines[quoting])
+        if match:
+            message = _message("\n".join([match.group(2) or "", lines[-1]]))
+            return Failure(match.group(1), names_of_type(match.group(1)), message, frames=_frames(lines[:quoting])[0])
     for pattern, start in ((_EXCEPTION_LINE, after), (_EXCEPTION_INSIDE, after), (_EXCEPTION_LINE, 0)):
         for index in range(start, len(lines)):
             match = pattern.search(lines[index])

@@ -885,6 +885,7 @@ def function_is_not_linear(failure: Failure) -> Finding | None:
 def custom_vjp_holds_a_tracer(failure: Failure) -> Finding | None:
     # older and newer JAX find out in different ways; here the function is called with the tracer inside
     called = [call.function for call in (failure.user.calls if failure.user is not None else ())]
+    called.append(failure.user.function if failure.user is not None else "")
     definitions = [failure.definitions.get(name, "") for name in called]
     source = next((d for d in definitions if "custom_vjp" in d), None)
     lines = [frame.source or "" for frame in failure.user_frames]

@@ -392,3 +392,35 @@ def library_too_old_for_jax(failure: Failure) -> Finding | None:
             guess=not sure,
         )
     return None
+
+
+@rule(
+    "JPX1327",
+    "no-package-for-this-python",
+    clues=("satisfies the requirement jax", "matching distribution found for jax"),
+)
+def no_package_for_this_python(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"(?:satisfies the requirement|matching distribution found for) (jax[\w-]*)([=<>!~][^\s(]*)?"
+    )
+    if match is None:
+        return None
+    package, version = match.group(1), match.group(2) or ""
+    there = failure.search(r"\(from versions: ([^)]*)\)")
+    versions = there.group(1) if there is not None else ""
+    listed = [v.strip() for v in versions.split(",") if v.strip() and v.strip() != "none"]
+    has = f" pip finds {listed[0]} to {listed[-1]}." if listed else ""
+    return Finding(
+        what=f"There is no package {package}{version} for this Python and this system.{has}",
+        why="Compiled packages are made for some Pythons and systems only: an old jaxlib for old Pythons, none for "
+        "32-bit Pythons; CUDA versions up to 0.4.30 lie on a page of their own.",
+        fixes=[
+            Fix("Install a version that there is", shell(failure, "pip install -U jax")),
+            Fix(
+                "Or make an environment with a Python of that time",
+                "!conda create -n old-jax python=3.10",
+            ),
+            Fix("See which Python this is", "import sys, platform\nprint(sys.version, platform.machine())"),
+        ],
+        facts={"package": package, "version": version, "available": tuple(listed)},
+    )

@@ -1015,3 +1015,76 @@ def tracer_at_top_level(failure: Failure) -> Finding | None:
         ],
         facts={"name": held.name},
     )
+
+
+@rule("JPX1620", "custom-rule-arguments", types=("TypeError",), clues=("positional argument",))
+def rule_with_other_arguments(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"^(\S+)\(\) (?:takes (\d+) positional arguments? but (\d+) (?:was|were) given|missing \d+ required positional)"
+    )
+    definition = next(
+        (
+            (name, d)
+            for name, d in failure.definitions.items()
+            if re.search(r"custom_[jv][vj]p\b.*nondiff_arg", d, re.S)
+        ),
+        None,
+    )
+    if match is None or definition is None or failure.from_jax is False:
+        return None
+    name, source = definition
+    if match.group(1) == name:
+        return None  # the function itself was called with other arguments
+    jvp = "custom_jvp" in source
+    rules = (
+        f"@{name}.defjvp\ndef {name}_jvp(nondiff, primals, tangents):\n    ..."
+        if jvp
+        else f"def forward(nondiff, x):\n    return {name}(nondiff, x), (x,)\n\n"
+        f"def backward(nondiff, residuals, g):\n    (x,) = residuals\n    return (g * x,)\n\n"
+        f"{name}.defvjp(forward, backward)"
+    )
+    given = f" It takes {match.group(2)} and was given {match.group(3)}." if match.group(2) else ""
+    return Finding(
+        what=f"A derivative rule of {name}, {match.group(1)}, takes other arguments than JAX gives it.{given}",
+        why=f"{name} has nondiff_argnums. Then {'the rule gets' if jvp else 'the backward rule gets'} these arguments "
+        "first, before the usual ones, and returns nothing for them"
+        + ("." if jvp else "; the forward rule gets all arguments, as the function does."),
+        fixes=[Fix("Write the rule with these arguments", rules)],
+        facts={"function": name, "rule": match.group(1)},
+        guess=True,
+    )
+
+
+@rule("JPX0905", "lax-needs-equal-dtypes", types=("ValueError", "TypeError"), clues=("Invalid dtype for `",))
+def ref_of_another_dtype(failure: Failure) -> Finding | None:
+    match = failure.search(r"Invalid dtype for `(\w+)`\. Ref dtype: (\w+)\. Value dtype: (\w+)")
+    if match is None:
+        return None
+    _, held, given = match.groups()
+    return Finding(
+        what=f"A ref that holds {held} was given a value of {given}.",
+        why="A ref (an argument of a Pallas kernel, or what jax.new_ref makes) has a fixed dtype, and writing to it does "
+        "not cast.",
+        fixes=[
+            Fix(f"Cast the value to {held}", f"ref[...] = value.astype('{held}')"),
+            Fix(f"Or make the ref of {given}", f"out = jax.ShapeDtypeStruct(shape, '{given}')"),
+        ],
+        facts={"ref": held, "value": given},
+    )
+
+
+@rule("JPX0801", "shapes-do-not-broadcast", types=("ValueError", "TypeError"), clues=("Invalid shape for `",))
+def ref_of_another_shape(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"Invalid shape for `\w+`\. Ref shape: (\([\d, ]*\))\. (?:Expected shape: (\([\d, ]*\))\. )?Value shape: (\([\d, ]*\))"
+    )
+    if match is None:
+        return None
+    held, wanted, given = match.groups()
+    return Finding(
+        what=f"The place in a ref of shape {held} takes shape {wanted or held}, and the value for it has shape {given}.",
+        why="Writing to a ref (in a Pallas kernel, or of jax.new_ref) does not broadcast: value and place must have the "
+        "same shape.",
+        fixes=[Fix("Bring the value to that shape", f"ref[...] = jnp.broadcast_to(value, {wanted or held})")],
+        facts={"ref": held, "value": given},
+    )

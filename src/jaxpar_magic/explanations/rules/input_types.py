@@ -47,7 +47,7 @@ class _Problem:
 def _problem(failure: Failure) -> _Problem | None:
     """The value that JAX cannot take, in the words of all versions."""
     match = failure.search(
-        r"Error interpreting argument to (.*?) as an abstract array\. The problematic value is of type <class "
+        r"Error interpreting argument to (.*?) as an abstract array\. The problematic value is of type <(?:class|enum) "
         r"'([^']+)'> "
         r"and was passed to the function at path (\S+?)\.(?:\s|$)",
         re.S,
@@ -71,7 +71,7 @@ def _problem(failure: Failure) -> _Problem | None:
     match = failure.search(r"Value '(.*?)' with dtype (\S+) is not a valid JAX array type", re.S)
     if match is not None:
         return _made(_kind_of(match.group(1), match.group(2)), None, None, dtype=match.group(2), value=match.group(1))
-    match = failure.search(r"Dtype (\w+) is not a valid JAX array type")
+    match = failure.search(r"Dtype (\w+)(?:\[\w+\])? is not a valid JAX array type")
     if match is not None:
         return _made("numpy.ndarray", None, None, dtype=match.group(1))
     match = failure.search(r"\b(\w+) requires ndarray or scalar arguments, got <class '([^']+)'> at position (\d+)")
@@ -418,15 +418,17 @@ def class_that_jax_does_not_know(failure: Failure) -> Finding | None:
     if problem.path == "self":
         return _method(failure, problem)
     name = problem.name
-    if problem.kind == "module":
+    if problem.kind == "module" or (failure.search(r"value is of type <enum '") and problem.jit):
         fix = (
             static_fix(failure, problem.path, problem.function or "function") if problem.jit and problem.path else None
         )
         return Finding(
-            what=f"{problem.function or 'A function of JAX'} got a module"
+            what=f"{problem.function or 'A function of JAX'} got "
+            f"{'a module' if problem.kind == 'module' else f'a member of the enum {name}'}"
             f"{f' as its argument {problem.path}' if problem.path else ''}; JAX takes arrays.",
-            why="jit, grad and vmap replace their arguments by traced arrays. A module chooses what is computed.",
-            fixes=[fix or Fix("Use the module from the surroundings", "f = jax.jit(lambda x: function(x))")],
+            why="jit, grad and vmap replace their arguments by traced arrays. A module or an enum chooses what is "
+            "computed: it is a compile-time constant.",
+            fixes=[fix or Fix("Use it from the surroundings", "f = jax.jit(lambda x: function(x))")],
             facts={"class": problem.kind, "function": problem.function, "argument": problem.path},
         )
     fixes = [

@@ -30,7 +30,7 @@ def _trees(failure: Failure) -> tuple[str, str]:
     "JPX1151",
     "tree-structures-differ",
     types=("ValueError",),
-    clues=("pytree structure error", "mismatch", "Expected "),
+    clues=("pytree structure error", "mismatch", "Mismatch", "Expected "),
 )
 def tree_structures_differ(failure: Failure) -> Finding | None:
     new = failure.search(r"^pytree structure error: (.*?) at key path\s+(.*)")

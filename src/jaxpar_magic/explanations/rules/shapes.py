@@ -1349,7 +1349,7 @@ def array_is_no_single_number(failure: Failure) -> Finding | None:
             by = by if held is not None and (held.dtype or "").startswith(("int", "uint")) else whole
             fixes = [Fix("Make an array of the list, which takes arrays as index", f"jnp.array({holder})[{by}]")]
         elif call is not None and call.name == "range":
-            single = variable is not None and variable.shape == () or re.match(r"(?:jnp|np)\.(?:float|int)\d*\(", x)
+            single = (variable is not None and variable.shape == ()) or re.match(r"(?:jnp|np)\.(?:float|int)\d*\(", x)
             fixes = [
                 Fix("Count up to a Python number", f"range(int({x}))" if single else f"range(len({x}))"),
                 Fix("Or loop over its items", f"for item in {x}:\n    print(item)"),
