@@ -186,6 +186,22 @@ def before_first_backend(function: Callable[[], None]) -> Callable[[], None]:
     return take_back
 
 
+def without_context_mesh() -> Any:
+    """A context in which no mesh is set, for programs that bring their own (`jax.set_mesh` came with 0.7).
+
+    A mesh that the user has set would be taken for theirs: "The context mesh should match the mesh passed to
+    shard_map". An empty `Mesh` for `jax.set_mesh` is not documented to unset it, but does so up to 0.12.
+    """
+    import contextlib
+
+    import jax
+    import numpy
+
+    if not hasattr(jax, "set_mesh") or jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    return jax.set_mesh(jax.sharding.Mesh(numpy.empty((), dtype=object), ()))
+
+
 def is_ready(array: Any) -> bool:
     """Whether the computation of an array has ended. `Array.is_ready` is there in all versions, undocumented."""
     return bool(array.is_ready())

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from jaxpar_magic import last_report, parmap
-from jaxpar_magic.errors import InputError, OptionError
+from jaxpar_magic.errors import InputError, OptionError, UnsupportedError
 from jaxpar_magic.mapping.inputs import make_batch
 
 
@@ -239,3 +239,81 @@ def test_registered_nodes_as_inputs(strategy):
         out = parmap(moved, inputs, strategy=strategy)
         assert isinstance(out, Particle)
         np.testing.assert_array_equal(np.asarray(out.position), expected)
+
+
+def test_whole_numbers_that_may_wrap_are_said():
+    assert np.asarray(parmap(square, range(3))).tolist() == [0, 1, 4]
+    assert last_report().notes == [
+        "x: int64 computed as int32, which wraps past 2,147,483,647; %jaxdevices --x64 keeps int64"
+    ]
+    comparison = parmap(square, range(99990, 99993), compare="vmap,serial")
+    assert any("32 bits wrap around" in note for note in comparison.notes)
+
+
+def test_what_pandas_and_numpy_leave_out_stays_out():
+    nullable = pd.Series([1, None, 3], dtype="Int64")
+    assert parmap(lambda v: 0 if v is pd.NA else v, nullable).tolist() == [1, 0, 3]
+    with pytest.raises(InputError, match="is a masked array"):
+        parmap(square, np.ma.array([1.0, 2.0], mask=[0, 1]), strategy="serial")
+    big_endian = np.arange(3, dtype=">f4")
+    assert np.asarray(parmap(square, big_endian, strategy="vmap")).tolist() == [0, 1, 4]
+    numbered = pd.DataFrame({0: [1.0, 2.0], 1: [3.0, 4.0]})
+    assert np.asarray(parmap(lambda r: r[0] + r[1], numbered)).tolist() == [4.0, 6.0]
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "map", "pmap", "shard_map", "thread", "serial"])
+def test_items_without_numbers_in_them(strategy):
+    out = parmap(lambda x: x + 1, np.zeros((7, 0), np.float32), strategy=strategy, batch_size=2, check="finite")
+    assert out.shape == (7, 0)
+    assert len(parmap(square, np.zeros(0), strategy=strategy, check="finite")) == 0
+
+
+def test_parmap_is_the_outermost_call():
+    with pytest.raises(UnsupportedError, match="it is the outermost call"):
+        jax.jit(lambda v: parmap(square, v))(jnp.arange(3.0))
+
+    async def later(x):
+        return x
+
+    with pytest.raises(OptionError, match="later is an async function"):
+        parmap(later, [1])
+    with pytest.raises(InputError, match=r"takes \(x\); got 3 positional inputs"):
+        parmap(square, np.zeros(3), 1, 2)
+    with pytest.raises(InputError, match="Did you mean 'strategy'"):
+        parmap(square, np.zeros(3), strateg="vmap")
+
+
+def test_a_mesh_of_the_user_s_does_not_get_in_the_way():
+    if not hasattr(jax, "set_mesh"):
+        pytest.skip("jax.set_mesh came with JAX 0.7")
+    mesh = jax.make_mesh((3,), ("mine",))
+    with jax.set_mesh(mesh):
+        for strategy in ("auto", "vmap", "shard_map", "jit", "pmap", "thread"):
+            assert np.asarray(parmap(square, np.arange(5.0), strategy=strategy)).tolist() == [0, 1, 4, 9, 16]
+        assert not jax.sharding.get_abstract_mesh().empty
+
+
+def test_debugging_settings():
+    xs = np.float32([1.0, -1.0, 2.0])
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=r"item 1 of 3 \(x=-1.0\)"):
+        parmap(lambda x: jnp.log(x), xs)
+    with jax.disable_jit():
+        np.testing.assert_allclose(np.asarray(parmap(lambda x: x * 2, xs)), 2 * xs)
+    assert "jit is disabled" in last_report().notes[0]
+
+
+def test_devices_that_were_asked_for_are_used():
+    parmap(square, np.arange(6, dtype=np.float32), devices=2)
+    assert (last_report().strategy, last_report().parts) == ("shard_map", 2)
+    parmap(square, np.arange(7, dtype=np.float32), strategy="shard_map", remainder="drop")
+    assert last_report().notes == ["the last 1 of 7 items are left out (remainder='drop')"]
+
+
+def test_several_shapes_have_no_one_program_to_show():
+    rows = [np.ones(2, np.float32), np.ones(3, np.float32)]
+    with pytest.raises(InputError, match="the items have 2 shapes") as caught:
+        parmap(jnp.sum, rows, show="code", strategy="vmap")
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    with pytest.raises(ZeroDivisionError) as caught:
+        parmap(lambda r: 1 / 0, rows)
+    assert "Ragged" not in repr(caught.value.__context__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import types
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +125,53 @@ def test_a_changed_global_is_said_once():
     assert last_report().notes == []
 
 
+def test_inputs_that_are_not_used_are_part_of_a_program():
+    """XLA drops them from the text, and checks them at each call."""
+    import pandas as pd
+
+    def price(r):
+        return r["a"] * 2
+
+    frame = pd.DataFrame({"a": np.float32([1, 2])})
+    for strategy in ("vmap", "shard_map", "pmap", "thread"):
+        assert np.asarray(parmap(price, frame, strategy=strategy)).tolist() == [2, 4]
+        assert np.asarray(parmap(price, frame.assign(b=[3, 4]), strategy=strategy)).tolist() == [2, 4]
+        assert np.asarray(parmap(lambda x: 7, np.arange(3), strategy=strategy)).tolist() == [7, 7, 7]
+        assert np.asarray(parmap(lambda x: 7, np.arange(3.0), strategy=strategy)).tolist() == [7, 7, 7]
+        assert np.asarray(parmap(lambda x, y: x, XS, XS, strategy=strategy)).tolist() == XS.tolist()
+        assert np.asarray(parmap(lambda x, y: x, XS, np.arange(4), strategy=strategy)).tolist() == XS.tolist()
+
+
+def test_what_a_function_reads_elsewhere_is_read_anew(tmp_path, monkeypatch):
+    module = tmp_path / "my_settings.py"
+    module.write_text("k = 2.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import my_settings
+
+    def by_import(x):
+        import my_settings
+
+        return x * my_settings.k
+
+    def by_module(x):
+        return x * my_settings.k
+
+    def by_environment(x):
+        import os
+
+        return x * float(os.environ["MY_SCALE"])
+
+    def by_attribute(x):
+        return x * by_attribute.scale
+
+    for value in (2.0, 5.0):
+        my_settings.k = value
+        by_attribute.scale = value
+        monkeypatch.setenv("MY_SCALE", str(value))
+        for f in (by_import, by_module, by_environment, by_attribute):
+            np.testing.assert_array_equal(np.asarray(parmap(f, XS)), value * XS, err_msg=f.__name__)
+
+
 def test_another_closure_is_another_function():
     def scaled(k):
         return lambda x: k * x
@@ -169,7 +217,8 @@ def test_what_a_function_captures():
     assert len(found.jitted) == 1
     assert captured(jax.vmap(lambda x: x * SCALE)).values["SCALE"] == SCALE
     assert captured(lambda x: jnp.where(x > 0, x, 0)).jitted == []  # JAX's own functions stay as they are
-    assert fingerprint(captured(lambda x: open)) is not None
+    assert fingerprint(captured(lambda x: len)) is not None
+    assert fingerprint(captured(lambda x: open)) is None  # what it reads may change
     assert fingerprint(captured(lambda x: STATEFUL.rate * x)) is None
 
 
@@ -196,10 +245,14 @@ STATEFUL = Stateful()
         ("def f(x):\n    counts['n'] = 1\n    return x\n", "counts was changed once"),
         ("def f(x):\n    global total\n    total = total + 1\n    return x\n", "total was changed once"),
         ("def f(x):\n    print('item')\n    return x\n", "print ran once"),
+        ("def f(x):\n    return x + np.random.default_rng().normal()\n", "np.random.default_rng was drawn from once"),
+        ("def f(x):\n    sums[0] += 1\n    return x\n", "sums was changed once"),
+        ("def f(x):\n    box.n += 1\n    return x\n", "box.n was changed once"),
     ],
 )
 def test_side_effects_are_said(source, words, capsys):
     space = {"random": random, "rng": np.random.default_rng(0), "seen": [], "counts": {}, "total": 0}
+    space |= {"sums": np.zeros(2), "box": types.SimpleNamespace(n=0)}
     f, space = define(source, "f", **space)
     parmap(f, XS, strategy="vmap")
     assert [n for n in last_report().notes if words in n], last_report().notes

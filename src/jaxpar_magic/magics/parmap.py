@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import keyword
 from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
@@ -134,7 +135,7 @@ class ParmapMagics(Magics):
         choice("parmap", "--strategy", args.strategy, _STRATEGIES)
         if args.show is not None:
             choice("parmap", "--show", args.show, _SHOW)
-        if args.out is not None and not args.out.isidentifier():
+        if args.out is not None and (not args.out.isidentifier() or keyword.iskeyword(args.out)):
             raise usage_error("parmap", f"--out {args.out}: not a variable name.")
         options: dict[str, Any] = {
             "strategy": args.strategy,
@@ -231,6 +232,8 @@ class ParmapMagics(Magics):
         name = body.last_function()
         if expression is not None and named and not inputs:
             return self._expression_function(body, named, texts, keyed)
+        if name is None and isinstance(expression, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Constant):
+            raise usage_error("parmap", "the cell is an expression; name the inputs that it uses, as in: %%parmap x=xs")
         value = run_body(self.shell, body)
         if name is not None:
             texts.function, texts.definition = name, body.source

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._jax import without_context_mesh
 from ..errors import JaxparWarning, OptionError
 from .checkpoint import drop
 from .compare import Comparison, compare_strategies
@@ -44,12 +45,13 @@ def run(
             argument="function",
             next_step="parmap(function, inputs)",
         )
-    if show is not None:
-        return show_map(show, function, inputs, named, options, texts)
-    if compare:
-        return compare_strategies(function, inputs, named, options, compare)
-    with Monitor(display, options.timeout) as monitor:
-        result = run_map(function, inputs, named, options, monitor)
+    with without_context_mesh():
+        if show is not None:
+            return show_map(show, function, inputs, named, options, texts)
+        if compare:
+            return compare_strategies(function, inputs, named, options, compare)
+        with Monitor(display, options.timeout) as monitor:
+            result = run_map(function, inputs, named, options, monitor)
     if options.resume:
         drop()
     _last_report = result.report

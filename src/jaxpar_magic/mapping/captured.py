@@ -69,7 +69,7 @@ _LIBRARY_FOLDERS = tuple(
 
 
 @functools.lru_cache(maxsize=2048)
-def _is_library(module_name: str | None) -> bool:
+def is_library(module_name: str | None) -> bool:
     """Whether a module is installed (or part of Python), so that nobody edits it between two cells."""
     if module_name is None or module_name == "__main__":
         return False
@@ -80,7 +80,7 @@ def _is_library(module_name: str | None) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:
         # A namespace package or extension module: judged by its top-level package.
-        return module is not None and top != module_name and _is_library(top)
+        return module is not None and top != module_name and is_library(top)
     return file.startswith(_LIBRARY_FOLDERS) or "site-packages" in file or "dist-packages" in file
 
 
@@ -126,7 +126,7 @@ def captured(function: Callable) -> Captured:
             continue
         if is_jitted(value):
             seen.add(id(value))
-            if _is_library(_home(value.__wrapped__)):  # jnp.where and its like
+            if is_library(_home(value.__wrapped__)):  # jnp.where and its like
                 found.fixed.append(value)
                 continue
             found.jitted.append(value)
@@ -143,7 +143,7 @@ def captured(function: Callable) -> Captured:
             queue.append((f"self of {name}", value.__self__, None))
         elif isinstance(value, types.FunctionType):
             seen.add(id(value))
-            if _is_library(_home(value)):
+            if is_library(_home(value)):
                 found.fixed.append(value)
                 # jax.vmap(f), jax.grad(f): the user's function is in the closure, among JAX's own things
                 queue.extend((n, v, None) for n, v in _cells(value) if callable(v) and not isinstance(v, type))
@@ -206,8 +206,35 @@ def fingerprint(found: Captured) -> Fingerprint | None:
         fixed = tuple(_fixed_token(value) for value in found.fixed)
     except CannotCompare:
         return None
+    if any(_reads_elsewhere(f) for f in found.functions):
+        return None
     codes = tuple(f.__code__ for f in found.functions)
     return Fingerprint((codes, tokens, fixed), tuple(alive))
+
+
+# Names through which a function reads what following its globals does not show.
+_ELSEWHERE = frozenset(
+    ("environ", "getenv", "open", "globals", "locals", "vars", "eval", "exec", "__import__", "import_module")
+)
+
+
+@functools.lru_cache(maxsize=512)
+def _code_reads_elsewhere(code: types.CodeType) -> bool:
+    codes = [code]
+    while codes:
+        code = codes.pop()
+        codes.extend(c for c in code.co_consts if isinstance(c, types.CodeType))
+        if not _ELSEWHERE.isdisjoint(code.co_names):
+            return True
+        imports = (i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME")
+        if not all(is_library(name) for name in imports):
+            return True
+    return False
+
+
+def _reads_elsewhere(function: types.FunctionType) -> bool:
+    """Whether it reads files, the environment, its own attributes, or modules that it imports itself."""
+    return _code_reads_elsewhere(function.__code__) or any(name != "__wrapped__" for name in vars(function))
 
 
 def _first(pair):
@@ -215,9 +242,9 @@ def _first(pair):
 
 
 def _fixed_token(value: Any) -> Hashable:
-    if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
+    if isinstance(value, types.ModuleType) and not is_library(value.__name__):
         raise CannotCompare(value.__name__)  # the user's own module may be edited and reloaded
-    if isinstance(value, type) and not _is_library(value.__module__):
+    if isinstance(value, type) and not is_library(value.__module__):
         raise CannotCompare(value.__name__)
     return id(value)
 

@@ -72,6 +72,8 @@ def _plain(array: Any) -> bool:
 
 def not_finite_rows(arrays: Sequence[np.ndarray], length: int) -> list[tuple[int, str]]:
     """Rows in which any array has NaN or inf."""
+    if not length:
+        return []
     nan, inf = np.zeros(length, bool), np.zeros(length, bool)
     for array in arrays:
         if array.dtype.kind not in "fc" and array.dtype.type.__module__.partition(".")[0] != "ml_dtypes":

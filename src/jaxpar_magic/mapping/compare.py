@@ -163,7 +163,12 @@ def compare_strategies(
     for row in rows:
         if row.strategy in values:
             row.difference = _largest_difference(values[row.strategy], values[reference])
-    if any(r.difference is not None and r.difference > 1e-3 for r in rows):
+    whole_numbers = any(
+        getattr(x, "dtype", np.dtype(float)).kind in "iu" for x in jax.tree_util.tree_leaves(values[reference][0])
+    )
+    if whole_numbers and any(r.difference for r in rows):
+        notes["whole numbers differ: 32 bits wrap around where Python's do not; %jaxdevices --x64 gives 64"] = None
+    elif any(r.difference is not None and r.difference > 1e-3 for r in rows):
         notes[
             "results differ by more than rounding: code that is vectorised rounds in another order, which chaotic or "
             "adaptive loops amplify; %jaxdevices --x64 narrows it"

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import setting
-from ..errors import InputError, OptionError, did_you_mean
+from ..errors import InputError, OptionError, UnsupportedError, did_you_mean
 
 # More shapes than this in one list would compile as many programs: refused with the shapes named.
 MAX_SHAPES = 16
@@ -252,6 +252,8 @@ def _make_leaf(name: str, value: Any, mapped: bool, *, axis: int = 0, from_pytho
         value = jax.random.key_data(value)
         if axis < 0:
             axis -= 1  # the data has one axis more, at the end
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:  # as in FITS files
+        value = value.astype(value.dtype.newbyteorder("="))
     if mapped and axis != 0:
         value = (jnp if isinstance(value, jax.Array) else np).moveaxis(value, axis, 0)
     return Leaf(name, value, mapped, impl, from_python, axis)
@@ -284,6 +286,15 @@ def make_batch(
     InputError: nothing is mapped, lengths differ, an axis is out of range. The argument is named.
     OptionError: `in_axes`, `static` or `key` do not fit the function.
     """
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree_util.tree_leaves([*inputs, *named.values()])):
+        raise UnsupportedError(
+            "parmap: was called inside jit, grad, vmap or another transformation of JAX; it is the outermost call.",
+            next_step="jax.vmap(f)(xs) or jax.lax.map(f, xs) there",
+        )
+    if inspect.iscoroutinefunction(function):
+        raise OptionError(
+            f"function: {function_name(function)} is an async function, which a map cannot await.", argument="function"
+        )
     parameters = _parameters(function)
     names = [_parameter_name(parameters, i) for i in range(len(inputs))]
     _check_names(parameters, names, named, static, function)
@@ -328,18 +339,25 @@ def _accepts(signature: inspect.Signature | None, name: str) -> bool:
     return any(p.kind == p.VAR_KEYWORD for p in signature.parameters.values())
 
 
+# Options of parmap, to recognise a misspelt one among the named inputs.
+_OPTIONS = (
+    "strategy", "devices", "batch_size", "chunk_size", "in_axes", "out_axes", "static", "key", "remainder",
+    "on_error", "check", "checkpoint", "resume", "timeout", "compare", "show", "quiet",
+)  # fmt: skip
+
+
 def _check_names(signature, names, named, static, function) -> None:
     known = [] if signature is None else list(signature.parameters)
     title = function_name(function)
     for name in named:
+        if name in names:
+            raise InputError(f"{name}: given twice, by position and by name.", argument=name)
         if not _accepts(signature, name):
             raise InputError(
                 f"{name}=…: {title} has no parameter of that name, it takes ({', '.join(known)})."
-                f"{did_you_mean(name, known)}",
+                f"{did_you_mean(name, [*known, *_OPTIONS])}",
                 argument=name,
             )
-        if name in names:
-            raise InputError(f"{name}: given twice, by position and by name.", argument=name)
     for name in static:
         if name not in names and name not in named:
             given = [*names, *named]
@@ -462,13 +480,23 @@ def _as_sequence_or_tree(name: str, value: Any) -> Any:
     pandas = sys.modules.get("pandas")
     if pandas is not None:
         if isinstance(value, pandas.DataFrame):
-            columns = {str(c): value[c].to_numpy() for c in value.columns}
+            if any(not isinstance(t, np.dtype) for t in value.dtypes) and value.isna().any(axis=None):
+                return value.to_dict("records")  # pd.NA stays pd.NA
+            columns = {c: value[c].to_numpy() for c in value.columns}
             if all(is_numeric_dtype(c.dtype) for c in columns.values()):
                 return columns
             return value.to_dict("records")
         if isinstance(value, pandas.Series | pandas.Index):
+            if not isinstance(value.dtype, np.dtype) and value.hasnans:
+                return list(value)  # pd.NA stays pd.NA
             array = value.to_numpy()
             return array if is_numeric_dtype(array.dtype) else list(value)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise InputError(
+            f"{name}: is a masked array, and what is masked would be mapped like the rest.",
+            argument=name,
+            next_step=f"{name}.filled(np.nan), or {name}.compressed() for the valid items alone",
+        )
     if isinstance(value, np.ndarray):
         if is_numeric_dtype(value.dtype):
             return value
@@ -574,12 +602,14 @@ def _spread_if_needed(function: Callable, batch: Batch) -> Batch:
     """`Pool.starmap` without asking: only where the call would otherwise be a TypeError."""
     signature = _parameters(function)
     positional = [a for a in batch.arguments if not a.keyword]
-    if signature is None or len(positional) != 1 or batch.length == 0 or positional[0].kind == "constant":
+    if signature is None or not positional or batch.length == 0:
         return batch
     first = positional[0]
     args, kwargs = batch.item(0)
     if _binds(signature, args, kwargs):
         return batch
+    if len(positional) > 1 or first.kind == "constant":
+        return _refuse_call(signature, positional, kwargs, function, batch)
     item = args[0]
     if isinstance(item, dict) and all(isinstance(k, str) for k in item) and _binds(signature, (), {**item, **kwargs}):
         return replace(batch, spread="dict")
@@ -588,12 +618,25 @@ def _spread_if_needed(function: Callable, batch: Batch) -> Batch:
         if first.kind == "sequence":
             first = replace(first, value=_equally_long(first, len(item), function))
         return replace(batch, spread="tuple", arguments=[first, *batch.arguments[1:]])
+    return _refuse_call(signature, positional, kwargs, function, batch)
+
+
+def _refuse_call(
+    signature: inspect.Signature, positional: list[Argument], kwargs: dict, function: Callable, batch: Batch
+) -> Batch:
+    """Say which inputs are missing or too many. Returns the batch where only the call itself can tell."""
+    given = [a.name for a in positional]
+    if len(given) > 1 and any(n.startswith("input ") for n in given):
+        raise InputError(
+            f"{function_name(function)} takes ({', '.join(signature.parameters)}); got {len(given)} positional inputs.",
+            next_step="one input per parameter",
+        )
     needed = [
         p.name
         for p in signature.parameters.values()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
-    given = [first.name, *kwargs]
+    given = [*given, *kwargs]
     missing = [n for n in needed if n not in given]
     if missing:
         raise InputError(
@@ -700,7 +743,7 @@ def check_widths(mapped: Iterable[Leaf], shared: Iterable[Leaf]) -> list[str]:
     """What narrowing to 32 bits will do to these inputs, as notes. Raises InputError where values would wrap."""
     if setting("jax_enable_x64"):
         return []
-    narrowed = []
+    narrowed, whole = [], []
     for leaf in [*mapped, *shared]:
         array = leaf.array
         if not isinstance(array, np.ndarray | np.generic):
@@ -715,11 +758,22 @@ def check_widths(mapped: Iterable[Leaf], shared: Iterable[Leaf]) -> list[str]:
                     argument=leaf.name,
                     next_step="%jaxdevices --x64  (in Python: devices(x64=True))",
                 )
+            whole.append((leaf.name, array.dtype))
         elif array.dtype in (np.float64, np.complex128) and not leaf.from_python:
             narrowed.append((leaf.name, array.dtype))
-    if not narrowed:
-        return []
-    names = ", ".join(name for name, _ in narrowed[:3]) + (", …" if len(narrowed) > 3 else "")
-    old = narrowed[0][1]
-    new = "float32" if old == np.float64 else "complex64"
-    return [f"{names}: {old} computed as {new}, about 7 digits; %jaxdevices --x64 keeps {old}"]
+    notes = []
+    if narrowed:
+        old = narrowed[0][1]
+        new = "float32" if old == np.float64 else "complex64"
+        notes.append(f"{_names(narrowed)}: {old} computed as {new}, about 7 digits; %jaxdevices --x64 keeps {old}")
+    if whole:
+        old = whole[0][1]
+        new, most = ("int32", "2,147,483,647") if old.kind == "i" else ("uint32", "4,294,967,295")
+        notes.append(
+            f"{_names(whole)}: {old} computed as {new}, which wraps past {most}; %jaxdevices --x64 keeps {old}"
+        )
+    return notes
+
+
+def _names(pairs: list[tuple[str, Any]]) -> str:
+    return ", ".join(name for name, _ in pairs[:3]) + (", …" if len(pairs) > 3 else "")

@@ -120,9 +120,11 @@ class Monitor:
         """Raise MapTimeout if the time is over."""
         if self._timeout is not None and time.monotonic() - self._begin > self._timeout:
             progress = self.progress()
+            chunk = (
+                f" chunk {progress.chunk} of {self._chunks}" if self._phase == "running" and self._chunks > 1 else ""
+            )
             raise MapTimeout(
-                f"timeout={self._timeout:g}: stopped while {self._phase}"
-                f"{f' chunk {self._chunk + 1} of {self._chunks}' if self._phase == 'running' else ''}, "
+                f"timeout={self._timeout:g}: stopped while {self._phase}{chunk}, "
                 f"with {progress.done:,} of {progress.total:,} items done.",
                 argument="timeout",
                 next_step="resume goes on from the finished chunks"

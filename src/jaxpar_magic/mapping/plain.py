@@ -7,6 +7,7 @@ import itertools
 import random
 import sys
 import time
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..errors import RemoteTraceback, WorkerError
 from ..machine import usable_cores
-from .captured import captured
+from .captured import captured, is_library
 from .checkpoint import Finished, identify, keep, kept_note, open_folder, take, worth_keeping
 from .collect import not_finite_rows, stack_results
 from .inputs import Batch, function_name
@@ -51,7 +52,7 @@ def run_python(
     workers = python_parts(strategy, len(todo), usable_cores(), options.devices)
     chunk = python_chunk(len(todo), workers, options.chunk_size)
     if strategy == "process":
-        notes = [*notes, *_copied_generators(function)]
+        notes = [*notes, *_copies(function)]
     begin = time.perf_counter()
     monitor.plan(batch.length, 1, "1 loop" if strategy == "serial" else f"{workers} workers", len(results.values))
     monitor.phase("running")
@@ -95,12 +96,21 @@ def run_python(
     return MapResult(value, report)
 
 
-def _copied_generators(function: Callable) -> list[str]:
-    return [
+def _copies(function: Callable) -> list[str]:
+    """What workers have copies of, where a user may expect the one thing."""
+    found = captured(function)
+    generators = (np.random.Generator, np.random.RandomState, random.Random)
+    notes = [
         f"{name} is copied into every worker, and the copies draw the same numbers: use --key SEED, or seed by item"
-        for name, value in captured(function).values.items()
-        if isinstance(value, np.random.Generator | np.random.RandomState | random.Random)
+        for name, value in found.values.items()
+        if isinstance(value, generators)
     ]
+    if found.assigned:
+        notes.append(f"{', '.join(sorted(found.assigned))} is assigned in the workers' copies only, not here")
+    modules = [v.__name__ for v in found.fixed if isinstance(v, types.ModuleType) and not is_library(v.__name__)]
+    if modules:
+        notes.append(f"{', '.join(modules)}: imported anew by the workers; what was set on it here is not there")
+    return notes
 
 
 def _run_workers(function, batch, todo, values, options, workers, chunk, monitor, on_done):

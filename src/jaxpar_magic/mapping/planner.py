@@ -106,6 +106,8 @@ def choose_strategy(facts: ItemFacts, length: int, resources: Resources) -> tupl
             return "thread", "ordered callbacks run on one device only: in threads, in order within each part"
         return "map", "its ordered callbacks run on one device only, in the order of items"
     item = max(facts.work_bytes, facts.input_bytes + facts.output_bytes)
+    if resources.devices > 1 and (resources.wanted or 1) > 1:
+        return "shard_map", f"{resources.devices} devices, as asked"
     if not facts.has_loop and length * item <= TINY_BYTES:
         return "vmap", "little work: one program on one device"
     if resources.devices > 1:
@@ -195,6 +197,8 @@ def cache_width(facts: ItemFacts) -> int:
 
 def _width(strategy, automatic, batch_size, facts, length, parts) -> tuple[int, str]:
     everything = max(1, math.ceil(length / parts))
+    if facts.input_bytes == 0:
+        return everything, ""  # items without a single number: lax.map divides by their size
     if batch_size is not None:
         return min(batch_size, everything), ""
     if strategy in ("vmap", "jit"):

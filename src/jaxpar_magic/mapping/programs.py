@@ -71,7 +71,9 @@ def compile_program(
         staged = jax.jit(function, in_shardings=in_shardings)
     lowered = staged.lower(list(mapped), list(shared))
     text = lowered.as_text()
-    key = (hashlib.sha256(text.encode()).digest(), tuple(devices), str(in_shardings))
+    # The arguments are part of the key: unused ones are not in the text, but are checked at each call.
+    shapes = tuple((a.shape, a.dtype) for a in (*mapped, *shared))
+    key = (hashlib.sha256(text.encode()).digest(), len(mapped), shapes, tuple(devices), str(in_shardings))
     # The text refers to Python callbacks by number only: programs that call back are never shared.
     shareable = "callback" not in text
     compiled = _programs.get(key) if shareable else None
@@ -88,7 +90,7 @@ def compile_program(
 
 def forget_programs_of_other(devices: set[Any]) -> None:
     """Drop the programs of devices that are not among `devices`."""
-    for key in [k for k in _programs if not set(k[1]) <= devices]:
+    for key in [k for k in _programs if not set(k[3]) <= devices]:
         del _programs[key]
 
 

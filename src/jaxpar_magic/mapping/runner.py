@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from .._jax import setting
 from ..errors import InputError, JaxparError
 from . import strategies
 from .collect import stack_results
@@ -33,10 +34,14 @@ def run_batch(function: Callable, batch: Batch, options: MapOptions, monitor: Mo
     __tracebackhide__ = True
     if options.strategy in strategies.PYTHON:
         return run_python(function, batch, options, options.strategy, monitor)
+    if setting("jax_disable_jit"):
+        note = "jit is disabled (jax_disable_jit): a plain loop, for the debugger"
+        return run_python(function, batch, options, "serial", monitor, notes=[note])
+    groups, cannot_trace = None, None
     try:
         stacked = batch.stacked()
     except Ragged as ragged:
-        return _run_groups(function, batch, ragged.groups, options, monitor)
+        groups = ragged.groups
     except NotStackable as why:
         if options.strategy != "auto":
             raise InputError(
@@ -46,7 +51,12 @@ def run_batch(function: Callable, batch: Batch, options: MapOptions, monitor: Mo
             ) from None
         if batch.length == 0:
             return run_python(function, batch, options, "serial", monitor)
-        return run_untraced(function, batch, options, monitor, str(why))
+        cannot_trace = str(why)
+    # Outside of the handlers, so that a user's own error does not carry ours as its context.
+    if groups is not None:
+        return _run_groups(function, batch, groups, options, monitor)
+    if cannot_trace is not None:
+        return run_untraced(function, batch, options, monitor, cannot_trace)
     try:
         return run_traced(function, stacked, options, monitor)
     except JaxparError:
@@ -54,7 +64,8 @@ def run_batch(function: Callable, batch: Batch, options: MapOptions, monitor: Mo
     except Exception as error:
         if options.strategy != "auto" or batch.length == 0 or not while_tracing(error):
             raise
-        return run_untraced(function, batch, options, monitor, None, error)
+        untraceable = error
+    return run_untraced(function, batch, options, monitor, None, untraceable)
 
 
 # -------------------------------------------------------------------- items of several shapes

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from ..document import Code, Described, Document, Items, Table
-from ..errors import JaxparError, OptionError, did_you_mean
+from ..errors import InputError, JaxparError, OptionError, did_you_mean
 from . import strategies
-from .inputs import Batch, check_widths, make_batch
+from .inputs import Batch, Ragged, check_widths, make_batch
 from .monitor import Monitor
 from .options import MapOptions
 from .planner import MapPlan, python_chunk, python_parts
@@ -83,7 +83,14 @@ def _planned(function: Callable, batch: Batch, options: MapOptions) -> tuple[Map
     strategy = options.strategy
     if strategy not in strategies.PYTHON:
         try:
-            stacked = batch.stacked()
+            try:
+                stacked = batch.stacked()
+            except Ragged as ragged:
+                raise InputError(
+                    f"show: the items have {len(ragged.groups)} shapes, each a program of its own.",
+                    argument="show",
+                    next_step="show it for items of one shape",
+                ) from None
             prepared = prepare(function, stacked, options, Timer(), Monitor())
             mapped, shared = stacked.leaves()
             item = replace(prepared.item, notes=[*check_widths(mapped, shared), *prepared.item.notes])

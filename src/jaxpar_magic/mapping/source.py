@@ -58,6 +58,8 @@ def program_code(plan: MapPlan, batch: Batch, options: MapOptions, texts: Texts)
         f"    return {call}",
         "",
     ]
+    if plan.length < batch.length:
+        lines += ["mapped = jax.tree.map(lambda a: a[:n], mapped)  # the rest is left out", ""]
     lines += _STRATEGY_CODE[plan.strategy](plan, imports)
     lines += _out_axes(options.out_axes)
     definition = [texts.definition.strip("\n"), ""] if texts.definition else []

@@ -34,6 +34,9 @@ def run_traced(function: Callable, batch: Batch, options: MapOptions, monitor: M
     mapped, shared = batch.leaves()
     notes = check_widths(mapped, shared)
     prepared = prepare(function, batch, options, timer, monitor)
+    left_out = batch.length - prepared.plan.length
+    if left_out:
+        notes.append(f"the last {left_out} of {batch.length} items are left out (remainder='drop')")
     report = _traced_report(prepared, timer, [*notes, *prepared.item.notes])
     begin = time.perf_counter()
     run = _ChunkedRun(function, batch, prepared, options, monitor)
@@ -192,9 +195,16 @@ class _ChunkedRun:
         except JaxparError:
             raise
         except Exception as error:
-            if not self.prepared.item.facts.callbacks:
+            debugging = type(error).__name__ == "InternalFloatingPointError"  # jax_debug_nans, at ahead-of-time calls
+            if not self.prepared.item.facts.callbacks and not debugging:
                 raise
             found = self._run_one_by_one(begin, end)
+            if found and debugging and self.options.on_error == "raise":
+                index = found[0][0]
+                raise FloatingPointError(
+                    f"NaN or inf in the result of item {index} of {self.batch.length} "
+                    f"({self.batch.describe_item(index)}); jax_debug_nans is on"
+                ) from None
             if not found:  # it does not fail alone: the error is not one item's
                 raise
             if self.options.on_error == "raise":

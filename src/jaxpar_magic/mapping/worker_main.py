@@ -95,7 +95,7 @@ def pack(obj: Any, make_pickler: Callable[..., Any]) -> list[Any]:
 
     stream = io.BytesIO()
     make_pickler(stream, protocol=5, buffer_callback=keep_in_band).dump(obj)
-    return [stream.getbuffer(), *buffers]
+    return [stream.getvalue(), *buffers]
 
 
 class Unpickler(pickle.Unpickler):

@@ -38,7 +38,7 @@ class Pmap:
             return [np.asarray(a).reshape(_cut(a.shape, layout.parts)) for a in arrays]
 
         def run(mapped_chunk: list, shared_arrays: list) -> list:
-            return [x.reshape((-1, *x.shape[2:])) for x in compiled.call(mapped_chunk, shared_arrays)]
+            return [x.reshape((layout.size, *x.shape[2:])) for x in compiled.call(mapped_chunk, shared_arrays)]
 
         return Executable(compiled, place_mapped, list, run)
 
