@@ -1063,8 +1063,8 @@ def ref_of_another_dtype(failure: Failure) -> Finding | None:
     _, held, given = match.groups()
     return Finding(
         what=f"A ref that holds {held} was given a value of {given}.",
-        why="A ref (an argument of a Pallas kernel, or what jax.new_ref makes) has a fixed dtype, and writing to it does "
-        "not cast.",
+        why="A ref (an argument of a Pallas kernel, or what jax.new_ref makes) has a fixed dtype, and writing to it "
+        "does not cast.",
         fixes=[
             Fix(f"Cast the value to {held}", f"ref[...] = value.astype('{held}')"),
             Fix(f"Or make the ref of {given}", f"out = jax.ShapeDtypeStruct(shape, '{given}')"),
@@ -1076,15 +1076,17 @@ def ref_of_another_dtype(failure: Failure) -> Finding | None:
 @rule("JPX0801", "shapes-do-not-broadcast", types=("ValueError", "TypeError"), clues=("Invalid shape for `",))
 def ref_of_another_shape(failure: Failure) -> Finding | None:
     match = failure.search(
-        r"Invalid shape for `\w+`\. Ref shape: (\([\d, ]*\))\. (?:Expected shape: (\([\d, ]*\))\. )?Value shape: (\([\d, ]*\))"
+        r"Invalid shape for `\w+`\. Ref shape: (\([\d, ]*\))\. (?:Expected shape: (\([\d, ]*\))\. )?"
+        r"Value shape: (\([\d, ]*\))"
     )
     if match is None:
         return None
     held, wanted, given = match.groups()
     return Finding(
-        what=f"The place in a ref of shape {held} takes shape {wanted or held}, and the value for it has shape {given}.",
-        why="Writing to a ref (in a Pallas kernel, or of jax.new_ref) does not broadcast: value and place must have the "
-        "same shape.",
+        what=f"The place in a ref of shape {held} takes shape {wanted or held}, and the value for it has shape "
+        f"{given}.",
+        why="Writing to a ref (in a Pallas kernel, or of jax.new_ref) does not broadcast: value and place must have "
+        "the same shape.",
         fixes=[Fix("Bring the value to that shape", f"ref[...] = jnp.broadcast_to(value, {wanted or held})")],
         facts={"ref": held, "value": given},
     )
