@@ -136,7 +136,7 @@ def test_a_cell_is_an_expression_of_the_named_inputs(cells):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cell without a function", "the cell defines no function; name the inputs to map an expression"),
+        ("cell without a function", "the cell is an expression; name the inputs that it uses"),
         ("empty cell", "the cell is empty"),
         ("await", "a %%parmap cell cannot await"),
         ("unknown name", "name 'xss' is not defined. Did you mean 'xs'?"),

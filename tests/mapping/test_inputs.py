@@ -268,6 +268,12 @@ def test_items_without_numbers_in_them(strategy):
     assert len(parmap(square, np.zeros(0), strategy=strategy, check="finite")) == 0
 
 
+def test_results_that_no_array_can_hold():
+    with pytest.raises(InputError, match="strategy='vmap': the function returned a str"):
+        parmap(lambda x: "a", np.zeros(2), strategy="vmap")
+    assert parmap(lambda x: "a", np.zeros(2)) == ["a", "a"]
+
+
 def test_parmap_is_the_outermost_call():
     with pytest.raises(UnsupportedError, match="it is the outermost call"):
         jax.jit(lambda v: parmap(square, v))(jnp.arange(3.0))

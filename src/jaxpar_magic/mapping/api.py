@@ -51,7 +51,13 @@ def run(
         if compare:
             return compare_strategies(function, inputs, named, options, compare)
         with Monitor(display, options.timeout) as monitor:
-            result = run_map(function, inputs, named, options, monitor)
+            try:
+                result = run_map(function, inputs, named, options, monitor)
+            except KeyboardInterrupt as stopped:
+                if options.strategy != "serial":  # where our frames wait tells a user nothing
+                    lines = ["KeyboardInterrupt", *getattr(stopped, "__notes__", [])]
+                    stopped._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
+                raise
     if options.resume:
         drop()
     _last_report = result.report

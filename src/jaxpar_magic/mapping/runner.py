@@ -18,6 +18,7 @@ from .options import MapOptions
 from .plain import run_python, run_untraced
 from .result import MapReport, MapResult
 from .traced import run_traced, while_tracing
+from .tracing import NotTraceable
 
 
 def run_map(
@@ -61,6 +62,14 @@ def run_batch(function: Callable, batch: Batch, options: MapOptions, monitor: Mo
         return run_traced(function, stacked, options, monitor)
     except JaxparError:
         raise
+    except NotTraceable as error:
+        if options.strategy != "auto":
+            raise InputError(
+                f"strategy={options.strategy!r}: {error}.",
+                argument="strategy",
+                next_step="strategy='process' or 'serial', which return what the function returns",
+            ) from None
+        untraceable: Exception = error
     except Exception as error:
         if options.strategy != "auto" or batch.length == 0 or not while_tracing(error):
             raise
