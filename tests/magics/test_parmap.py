@@ -35,7 +35,8 @@ def cells():
         "attached": "%parmap f xs -svmap -b2 --chunk-size=4 -q -o o\nprint(o.shape)",
         "axes": "%parmap (lambda v: v.sum()) np.ones((2, 3), np.float32) -a 1 -q -o s\nprint(s.tolist())",
         "pairs": "%parmap (lambda a, b: a * b) pairs -q -o p\nprint(p.tolist())",
-        "key": "def draw(x, key):\n    return x + jax.random.normal(key)\n%parmap draw xs --key 0 -q -o k\nprint(k.shape)",
+        "key": "def draw(x, key):\n    return x + jax.random.normal(key)\n"
+        "%parmap draw xs --key 0 -q -o k\nprint(k.shape)",
         "cell": "%%parmap xs -o c\nimport math\ndef g(x):\n    return x * math.pi",
         "cell value": "c[1], g",
         "decorated": "%%parmap xs -q -o d\n@jax.jit\ndef g(x):\n    return 2 * x",

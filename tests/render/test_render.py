@@ -137,9 +137,7 @@ def test_text_fits_the_width(s, width):
 
 def test_nothing_is_lost_when_narrow():
     words = [f"word{i}" for i in range(60)]
-    document = Document(
-        [Table(["first", "second", "third"], [[" ".join(words[:20]), words[20] * 9, words[21]]])]
-    )
+    document = Document([Table(["first", "second", "third"], [[" ".join(words[:20]), words[20] * 9, words[21]]])])
     for width in (20, 40, 80):
         joined = re.sub(r"\s", "", text.render(document, width))
         for word in [*words[:20], words[21], "first", "third"]:
@@ -197,9 +195,7 @@ def test_empty_table(columns):
 
 
 def test_bars_of_unusual_values():
-    document = Document(
-        [Bars([("a", float("nan"), "nan"), ("b", float("inf"), "inf"), ("c", 0.0, "0 s")], "Time")]
-    )
+    document = Document([Bars([("a", float("nan"), "nan"), ("b", float("inf"), "inf"), ("c", 0.0, "0 s")], "Time")])
     assert "nan" in text.render(document, 40) and "█" not in text.render(document, 40)
     Checker(html.render(document))
     assert Document([Bars([], "Time")]).__str__() == "Time"

@@ -687,9 +687,7 @@ def _definition(source: str, name: str) -> str | None:
         targets = node.targets if isinstance(node, ast.Assign) else ()
         bound = [t for target in targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
         named = any(isinstance(target, ast.Name) and target.id == name for target in bound)
-        decorated = (
-            isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name and bool(node.decorator_list)
-        )
+        decorated = isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name and bool(node.decorator_list)
         if (named or decorated) and isinstance(node, ast.stmt) and _lines_of(node) < 40:
             last = node
     return _source_of(source, last) if last is not None else None

@@ -17,9 +17,7 @@ from .clean import clean
 _BORDER = "#8a8a8a"
 _CARD = "#c77700"
 _BAR = "#4c8bf5"
-_PRE = (
-    f"white-space:pre;overflow-x:auto;border:1px solid {_BORDER};padding:0.4em 0.6em;margin:0.2em 0 0.6em 0"
-)
+_PRE = f"white-space:pre;overflow-x:auto;border:1px solid {_BORDER};padding:0.4em 0.6em;margin:0.2em 0 0.6em 0"
 _TEXT = "margin:0.4em 0;overflow-wrap:anywhere;text-align:left"
 _CELL = "padding:0.15em 0.8em 0.15em 0;vertical-align:top;text-align:{align}"
 
@@ -97,8 +95,7 @@ def _table(block: Table) -> str:
     head = ""
     if any(block.columns):
         cells = "".join(
-            f'<th scope="col" style="{align(i)}">{_lines(column)}</th>'
-            for i, column in enumerate(block.columns)
+            f'<th scope="col" style="{align(i)}">{_lines(column)}</th>' for i, column in enumerate(block.columns)
         )
         head = f'<thead><tr style="border-bottom:1px solid {_BORDER}">{cells}</tr></thead>'
     body = ""

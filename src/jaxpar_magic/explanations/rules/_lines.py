@@ -171,8 +171,7 @@ def static_fix(
         name = traced if traced and traced.isidentifier() else "f"
         return Fix(
             f"Name the position of {base.group() if base else argument} in static_argnums of jax.checkpoint (1 here)",
-            f"# without @jax.checkpoint where {name} is defined\n"
-            f"{name} = jax.checkpoint({name}, static_argnums=(1,))",
+            f"# without @jax.checkpoint where {name} is defined\n{name} = jax.checkpoint({name}, static_argnums=(1,))",
         )
     if function is None and (transform != "jit" or traced_by_parmap(failure)):
         return None
