@@ -885,9 +885,8 @@ def compiled_program_cannot_be_pickled(failure: Failure) -> Finding | None:
         why="It is machine code that belongs to the devices of this process.",
         fixes=[
             Fix(
-                "Save the function in a form that any process can load and compile",
-                "from jax import export\ndata = export.export(jax.jit(function))(x).serialize()\n"
-                "again = export.deserialize(data)",
+                "Pickle the jitted function by value, and let it compile where it is loaded",
+                "import cloudpickle\ndata = cloudpickle.dumps(jax.jit(function))",
             ),
             Fix(
                 "Or keep compiled programs on disk, so that the next process need not compile",
