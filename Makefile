@@ -11,7 +11,7 @@ SOURCES := $(shell find src -name '*.py' -o -name '*.md')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-all lint format types versions wheel wheel-check clean
+.PHONY: help demo lab test test-slow test-all lint format types versions wheel wheel-check docs clean
 
 help:
 	@echo "make demo         run demo.ipynb; leaves the executed notebook and a page in build/"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint types   ruff, mypy          make format   let ruff format the code"
 	@echo "make versions     the quick tests on the oldest, a middle and the newest JAX, Python and IPython"
 	@echo "make wheel        wheel and sdist in dist/     make wheel-check   the same, tried in an empty environment"
+	@echo "make docs         the error index as pages with search, in build/docs"
 	@echo "make clean        remove all that these targets made"
 	@echo "PYTHON=python3.12 chooses the Python that .venv is made with (3.11 or newer)"
 
@@ -59,6 +60,9 @@ wheel: dist/.built
 
 wheel-check: dist/.built
 	$(PYTHON) tools/wheel_check.py dist
+
+docs: $(VENV)/.test
+	$(BIN)/python tools/docs.py build/docs
 
 clean:
 	rm -rf $(VENV) .venvs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
