@@ -68,6 +68,8 @@ def cells():
         "braces": '%parmap (lambda d: d["a"]) {"a": xs} -q -o br\nprint(br.shape)',
         "help": "%parmap --help",
         "compare": "%parmap f xs --compare vmap,serial",
+        "compare first": "%parmap -c vmap,serial f xs",
+        "compare before the input": "%parmap f --compare xs -o cb",
         "compare out": "%parmap f xs --compare vmap,serial -o co\nprint(co.shape)",
         "code": "%parmap f xs --show code",
         "plan": "%parmap f xs --show plan",
@@ -189,6 +191,8 @@ def test_notes_stand_below_the_report_line(cells):
 def test_help_and_show(cells):
     assert "--batch-size N" in text(cells, "help")
     assert "fastest" in text(cells, "compare")
+    assert "fastest" in text(cells, "compare first")
+    assert "thread" in text(cells, "compare before the input")
     assert text(cells, "compare out").strip().endswith("(7,)")
     assert "def one(item):" in text(cells, "code")
     assert "strategy" in text(cells, "plan")

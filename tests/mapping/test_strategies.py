@@ -102,7 +102,7 @@ def check_one(case):
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=120, **QUIET)
+@settings(max_examples=80, **QUIET)
 @given(maps())
 @pytest.mark.filterwarnings("ignore")
 def test_a_random_map_equals_the_loop(case):
@@ -110,7 +110,7 @@ def test_a_random_map_equals_the_loop(case):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, **QUIET)
+@settings(max_examples=300, **QUIET)
 @given(maps())
 @pytest.mark.filterwarnings("ignore")
 def test_many_random_maps_equal_the_loop(case):

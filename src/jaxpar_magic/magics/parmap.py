@@ -46,6 +46,14 @@ examples:
 """
 
 
+def _strategy_names(text: str) -> str:
+    """Names for --compare, separated by commas; what is none of them is an input that stands behind the option."""
+    for name in text.split(","):
+        if name.strip() not in _STRATEGIES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(_STRATEGIES)}")
+    return text
+
+
 def make_parser() -> OptionParser:
     """The options of `%parmap`, as in the table of the documentation."""
     p = OptionParser("parmap", "Map a function over inputs on all cores, devices or worker processes.", _EXAMPLES)
@@ -64,7 +72,9 @@ def make_parser() -> OptionParser:
     p.add_argument("--resume", action="store_true", help="go on from the chunks that an earlier run left")
     p.add_argument("--timeout", metavar="SECONDS", help="stop after this time; what is done is kept for --resume")
     p.add_argument("--no-progress", action="store_true", help="no progress bar")
-    p.add_argument("-c", "--compare", nargs="?", const=True, metavar="NAMES", help="run several strategies")
+    p.add_argument(
+        "-c", "--compare", nargs="?", const=True, type=_strategy_names, metavar="NAMES", help="run several strategies"
+    )
     p.add_argument("--show", metavar="WHAT", help=", ".join(_SHOW) + ": instead of running")
     p.add_argument("-o", "--out", metavar="NAME", help="result into a variable; only the report line is shown")
     p.add_argument("-q", "--quiet", action="store_true", help="no report line")
