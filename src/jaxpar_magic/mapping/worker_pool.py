@@ -95,6 +95,7 @@ class Worker:
         self.call = 0  # number of the call that it was made ready for last
         self.classes_sent = 0
         self.ready = False
+        self.kept = False  # from an earlier call, and not heard of in this one
         self.chunk: Chunk | None = None
         self.last_used = time.monotonic()
 
@@ -178,6 +179,7 @@ class Pool:
         """The call is over: its workers stay for the next one."""
         for worker in self.engaged:
             worker.ready = False
+            worker.kept = True
             worker.last_used = time.monotonic()
         self.idle += self.engaged
         self.engaged = []

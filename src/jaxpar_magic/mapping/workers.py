@@ -290,6 +290,7 @@ class _Run:
 
     def _on_ready(self, worker: Worker, parts: list) -> None:
         worker.ready = True
+        worker.kept = False
 
     def _on_stale(self, worker: Worker, parts: list) -> None:
         self.pool.drop([worker])
@@ -412,9 +413,10 @@ class _Run:
         report = worker.crash_report()
         chunk = worker.chunk
         others = self._in_flight(besides=worker)
-        was_ready = worker.ready
+        # One that was killed between two calls has harmed nothing; a fresh one takes its place.
+        unneeded = worker.ready or worker.kept
         self.pool.drop([worker])
-        if chunk is None and was_ready:
+        if chunk is None and unneeded:
             return
         if not worker.up:
             activity = "while it started"

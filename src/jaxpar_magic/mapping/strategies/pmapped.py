@@ -9,7 +9,7 @@ import numpy as np
 
 from ..programs import compile_program
 from ..tracing import ItemProgram
-from .base import Executable, Layout, local_map, shapes
+from .base import AXIS, Executable, Layout, local_map, shapes
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Pmap:
             split,
             shared,
             devices=devices,
-            jit=lambda f: jax.pmap(f, in_axes=in_axes, devices=devices),
+            # named: the default name holds an address, and no program would be found by its text again
+            jit=lambda f: jax.pmap(f, axis_name=AXIS, in_axes=in_axes, devices=devices),
         )
 
         def place_mapped(arrays: list) -> list:
