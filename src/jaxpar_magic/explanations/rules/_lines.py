@@ -13,7 +13,8 @@ TRACER = r"(?:DynamicJaxpr|Jit|Batch|Vmap|JVP|Grad|Linearize|Jaxpr|ShardMap|Rema
 # A JAX array or tracer, as messages name its type.
 ARRAY = rf"(?:[\w.]*\b(?:ArrayImpl|_?DeviceArray)|(?:\w+\.)*{TRACER})"
 
-_SIGNS = {
+# How Python writes its operators.
+SIGNS = {
     ast.Add: "+",
     ast.Sub: "-",
     ast.Mult: "*",
@@ -25,6 +26,8 @@ _SIGNS = {
     ast.BitAnd: "&",
     ast.BitOr: "|",
     ast.BitXor: "^",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
     ast.Lt: "<",
     ast.LtE: "<=",
     ast.Gt: ">",
@@ -54,11 +57,11 @@ def operands(failure: Failure, *signs: str) -> tuple[str, str, str] | None:
     for node in nodes(failure):
         triple = None
         if isinstance(node, ast.BinOp):
-            triple = (node.left, _SIGNS.get(type(node.op)), node.right)
+            triple = (node.left, SIGNS.get(type(node.op)), node.right)
         elif isinstance(node, ast.AugAssign):
-            triple = (node.target, _SIGNS.get(type(node.op)), node.value)
+            triple = (node.target, SIGNS.get(type(node.op)), node.value)
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-            triple = (node.left, _SIGNS.get(type(node.ops[0])), node.comparators[0])
+            triple = (node.left, SIGNS.get(type(node.ops[0])), node.comparators[0])
         if triple is not None and triple[1] is not None and (not signs or triple[1] in signs):
             found.append((ast.unparse(triple[0]), triple[1], ast.unparse(triple[2])))
         elif segment and not isinstance(node, ast.Module | ast.Expr | ast.FunctionDef | ast.arguments | ast.Return):

@@ -9,28 +9,13 @@ from collections.abc import Sequence
 from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
-from ._lines import ARRAY, TRACER
+from ._lines import ARRAY, SIGNS, TRACER
 
 _WHY = (
     "A JAX array never changes after it is made: that is what lets JAX compile, differentiate and share it. "
     "Each update makes a new array, and a name must be bound to it."
 )
 _UPDATES = {ast.Add: "add", ast.Mult: "multiply", ast.Div: "divide", ast.Pow: "power"}
-_SIGNS = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    ast.Pow: "**",
-    ast.BitAnd: "&",
-    ast.BitOr: "|",
-    ast.BitXor: "^",
-    ast.LShift: "<<",
-    ast.RShift: ">>",
-    ast.MatMult: "@",
-}
 
 
 def _statement(failure: Failure) -> ast.AST | None:
@@ -86,7 +71,7 @@ def _assignment_fix(failure: Failure, node: ast.AST | None) -> tuple[str | None,
         elif kind is ast.Sub:
             update = f"add(-{_in_brackets(node.value)})"
         else:
-            update = f"set({ast.unparse(node.target)} {_SIGNS[kind]} {_in_brackets(node.value)})"
+            update = f"set({ast.unparse(node.target)} {SIGNS[kind]} {_in_brackets(node.value)})"
         return _updated(failure, node.target, update), name
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
         target = node.targets[0]
