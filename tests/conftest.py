@@ -76,13 +76,17 @@ def run_notebook(
 def cell_text(cell) -> str:
     """All that a cell printed or displayed, as text (ANSI codes removed)."""
     parts = []
+    stream = None
     for output in cell.outputs:
-        if output.output_type == "stream":
+        if output.output_type == "stream" and output.name == stream:
+            parts[-1] += output.text  # a line that reached the front end in two pieces is one line
+        elif output.output_type == "stream":
             parts.append(output.text)
         elif output.output_type == "error":
             parts.append("\n".join(output.traceback))
         else:
             parts.append(output.data.get("text/plain", ""))
+        stream = output.get("name")
     return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(parts))
 
 
