@@ -48,20 +48,45 @@ class Table:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart: one (label, value, annotation) a row. Values are ≥ 0, in `unit`.
+    """A bar chart: one (label, value, annotation) a row. Values are ≥ 0.
 
-    Information is in the annotation as text too: nothing is told by length or colour alone.
+    Information is in the annotation as text too: nothing is told by length or colour alone. `hollow` names the
+    rows (by index) that are no measurement, such as an ideal.
     """
 
     rows: Sequence[tuple[str, float, str]]
     caption: str
-    unit: str = ""
+    hollow: frozenset[int] = frozenset()
 
     def fractions(self) -> list[float]:
         """Length of each bar from 0 to 1, as a share of the largest; 0 for NaN, inf and negative values."""
         values = [value if 0 <= value < float("inf") else 0.0 for _, value, _ in self.rows]
         largest = max(values, default=0.0)
         return [value / largest if largest else 0.0 for value in values]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A picture in boxes, such as an array cut up over devices: `cells[i][j]` stands at `rows[i]` and `columns[j]`."""
+
+    rows: Sequence[str]
+    columns: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    caption: str
+
+
+@dataclass(frozen=True)
+class Meter:
+    """How far something is: `value` of `total`, which `label` says in words. Without a value it has just begun."""
+
+    label: str
+    value: float | None
+    total: float
+
+    @property
+    def fraction(self) -> float:
+        """From 0 to 1."""
+        return min(1.0, max(0.0, (self.value or 0.0) / self.total)) if self.total > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +113,7 @@ class Link:
     url: str
 
 
-Block = Heading | Paragraph | Code | Table | Bars | Items | Details | Link
+Block = Heading | Paragraph | Code | Table | Bars | Grid | Meter | Items | Details | Link
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from jaxpar_magic.document import (
     Code,
     Details,
     Document,
+    Grid,
     Heading,
     Items,
     Link,
+    Meter,
     Paragraph,
     Table,
 )
@@ -46,7 +48,10 @@ def everything(s: str) -> list[Document]:
         Paragraph(s, label=s),
         Code(s, label=s),
         Table([s, s], [[s, s], [s, "1"]], caption=s, numeric=frozenset([1])),
-        Bars([(s, 1.0, s), (s, 0.0, s)], caption=s, unit=s),
+        Bars([(s, 1.0, s), (s, 0.0, s)], caption=s, hollow=frozenset([1])),
+        Grid([s, s], [s, s], [[s, s], [s, ""]], caption=s),
+        Meter(s, 1.0, 3.0),
+        Meter(s, None, 3.0),
         Items([s, s], numbered=True),
         Details(s, [Paragraph(s), Code(s)]),
         Link(s, s),
@@ -60,9 +65,9 @@ class Checker(HTMLParser):
 
     allowed = frozenset(
         ["section", "h3", "h4", "p", "strong", "br", "pre", "code", "div", "details", "summary", "a"]
-        + ["table", "caption", "thead", "tbody", "tr", "th", "td", "ol", "ul", "li"]
+        + ["table", "caption", "thead", "tbody", "tr", "th", "td", "ol", "ul", "li", "label", "progress"]
     )
-    attributes = frozenset(["style", "scope", "colspan", "href", "target", "rel"])
+    attributes = frozenset(["style", "scope", "colspan", "href", "target", "rel", "value", "max"])
     empty = frozenset(["br"])
 
     def __init__(self, source: str):
@@ -126,7 +131,9 @@ def test_text_fits_the_width(s, width):
             Paragraph(s, label="Why"),
             Items([s, s]),
             Table(["name", "value", "note"], [["a", s, "short"], [s, "1", s]], caption=s),
-            Bars([(s, 2.0, "2 s"), ("map", 1.0, "1 s")], caption=s, unit="s"),
+            Bars([(s, 2.0, "2 s"), ("map", 1.0, "1 s")], caption=s),
+            Grid(["0:4", "4:8"], ["0:2", s], [["cpu:0", s], ["cpu:2", ""]], caption=s),
+            Meter(s, 40, 100),
             Details(s, [Paragraph(s)]),
         ],
         kind="card",
@@ -199,6 +206,54 @@ def test_bars_of_unusual_values():
     assert "nan" in text.render(document, 40) and "█" not in text.render(document, 40)
     Checker(html.render(document))
     assert Document([Bars([], "Time")]).__str__() == "Time"
+
+
+def test_a_hollow_bar_is_told_apart_without_colour():
+    document = Document(
+        [Bars([("vmap", 1.0, "1 s"), ("ideal", 0.5, "0.5 s"), ("tiny", 1e-9, "1 ns")], "Time", frozenset([1]))]
+    )
+    assert text.render(document, 40).split("\n")[1:] == [
+        "vmap     1 s  " + "█" * 26,
+        "ideal  0.5 s  " + "░" * 13,
+        "tiny    1 ns  ▏",
+    ]
+    assert html.render(document).count("dashed") == 1
+
+
+def test_a_grid_keeps_rows_and_columns_at_every_width():
+    grid = Grid(["0:4", "4:8"], ["0:2", "2:4"], [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3, cpu:7"]], "x float32[8,4]")
+    assert text.render(Document([grid]), 60).split("\n") == [
+        "x float32[8,4]",
+        "       0:2             2:4",
+        "0:4  [ cpu:0        ][ cpu:1        ]",
+        "4:8  [ cpu:2        ][ cpu:3, cpu:7 ]",
+    ]
+    narrow = text.render(Document([grid]), 30).split("\n")
+    assert narrow[1:] == ["0:4, 0:2: cpu:0", "0:4, 2:4: cpu:1", "4:8, 0:2: cpu:2", "4:8, 2:4: cpu:3, cpu:7"]
+    source = html.render(Document([grid]))
+    assert source.count('scope="col"') == 2 and source.count('scope="row"') == 2 and source.count("<td") == 5
+
+
+def test_a_grid_of_one_row_needs_no_row_labels():
+    out = text.render(Document([Grid([""], ["0:3", "3:6"], [["cpu:0", "cpu:1"]], "x")]), 40).split("\n")
+    assert out == ["x", "  0:3      3:6", "[ cpu:0 ][ cpu:1 ]"]
+
+
+@pytest.mark.parametrize(
+    ("value", "total", "words"),
+    [
+        (40, 100, "[########............] 40 of 100"),
+        (None, 100, "40 of 100"),
+        (200, 100, "[####################] 40 of 100"),
+        (0, 0, "[....................] 40 of 100"),
+    ],
+)
+def test_a_meter(value, total, words):
+    document = Document([Meter("40 of 100", value, total)])
+    assert text.render(document, 60) == words
+    source = html.render(document)
+    assert ("<progress" in source) == (value is not None)
+    assert re.search(r"<label>.*40 of 100</label>", source)
 
 
 def test_semantics_of_html():

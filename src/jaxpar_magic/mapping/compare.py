@@ -79,6 +79,16 @@ class Comparison(Described):
         timed = [r for r in self.rows if r.run_seconds is not None]
         return min(timed, key=lambda r: r.run_seconds or 0.0).strategy if timed else None
 
+    @property
+    def ideal(self) -> tuple[float, str, int] | None:
+        """The time if work divided evenly over all parts at no cost: (seconds, strategy on one part, parts)."""
+        alone = [r for r in self.rows if r.run_seconds is not None and r.parts == 1]
+        parts = max((r.parts for r in self.rows if r.run_seconds is not None), default=1)
+        if not alone or parts == 1:
+            return None
+        best = min(alone, key=lambda r: r.run_seconds or 0.0)
+        return (best.run_seconds or 0.0) / parts, best.strategy, parts
+
     def describe(self) -> Document:
         timed = [r for r in self.rows if r.run_seconds is not None]
         base = next((r for r in timed if r.strategy == "serial"), timed[0] if timed else None)
@@ -114,12 +124,16 @@ class Comparison(Described):
         quickest = min((r.run_seconds or 0.0 for r in timed), default=0.0)
         drawn = [r for r in timed if (r.run_seconds or 0.0) <= DRAWN_RATIO * quickest]
         left_out = f" (up to {DRAWN_RATIO} times the fastest)" if len(drawn) < len(timed) else ""
-        bars = Bars(
-            [(r.strategy, r.run_seconds or 0.0, duration(r.run_seconds or 0.0)) for r in drawn],
-            f"run time, shorter is better{left_out}",
-            "s",
-        )
-        return Document([table, bars, *([Items(self.notes)] if self.notes else [])])
+        bars = [(r.strategy, r.run_seconds or 0.0, duration(r.run_seconds or 0.0)) for r in drawn]
+        hollow, caption = frozenset[int](), f"run time, shorter is better{left_out}"
+        ideal = self.ideal
+        if ideal is not None:
+            seconds, best, parts = ideal
+            hollow = frozenset({len(bars)})
+            bars.append(("ideal", seconds, duration(seconds)))
+            caption += f"; ideal: the time of {best}, divided by {parts}"
+        picture = Bars(bars, caption, hollow)
+        return Document([table, picture, *([Items(self.notes)] if self.notes else [])])
 
     def __repr__(self) -> str:
         return f"<Comparison of {len(self.rows)} strategies over {self.length:,} items, fastest: {self.fastest}>"

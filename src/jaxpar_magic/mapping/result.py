@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..document import Described, Document, Items, Paragraph
+from ..document import Bars, Described, Document, Items, Paragraph
+
+# A report draws the times of its chunks from so many on, and in at most so many bars.
+LEAST_DRAWN = 4
+MOST_DRAWN = 20
 
 
 def duration(seconds: float) -> str:
@@ -56,6 +61,7 @@ class MapReport(Described):
     notes: what the user should know.
     failed: items whose call raised (only under on_error="skip"; they are left out of the result).
     not_finite: items with NaN or inf (only under check="finite").
+    chunk_seconds: how long each chunk took, in their order; those of an earlier run are left out.
     """
 
     strategy: str
@@ -73,6 +79,7 @@ class MapReport(Described):
     notes: list[str] = field(default_factory=list)
     failed: list[ItemReport] = field(default_factory=list)
     not_finite: list[ItemReport] = field(default_factory=list)
+    chunk_seconds: list[float] = field(default_factory=list)
 
     @property
     def skipped(self) -> list[int]:
@@ -110,6 +117,9 @@ class MapReport(Described):
         points = [line.strip() for line in self.lines()[1:]]
         if points:
             blocks.append(Items(points))
+        if len(self.chunk_seconds) >= LEAST_DRAWN:
+            # chunks of an earlier run come first, and were not timed
+            blocks.append(_chunk_bars(self.chunk_seconds, self.chunks - len(self.chunk_seconds)))
         return Document(blocks)
 
     def __repr__(self) -> str:
@@ -120,6 +130,22 @@ def _counted(items: list[ItemReport], what: str, most: int = 5) -> str:
     shown = "; ".join(f"item {i.index} ({i.inputs}): {i.problem}" for i in items[:most])
     more = f"; and {len(items) - most} more (last_report())" if len(items) > most else ""
     return f"{len(items)} item{'s' if len(items) != 1 else ''} {what}: {shown}{more}"
+
+
+def _chunk_bars(seconds: list[float], before: int) -> Bars:
+    """A bar for each chunk, or for neighbours together where there are many."""
+    together = -(-len(seconds) // MOST_DRAWN)
+    rows = []
+    for first in range(0, len(seconds), together):
+        group = seconds[first : first + together]
+        last = before + first + len(group)
+        name = f"chunk {last}" if len(group) == 1 else f"chunks {last - len(group) + 1}-{last}"
+        mean = statistics.fmean(group)
+        span = f" ({duration(min(group))} to {duration(max(group))})" if len(group) > 1 else ""
+        rows.append((name, mean, duration(mean) + span))
+    slowest, usual = max(seconds), statistics.median(seconds)
+    times = f", {slowest / usual:.1f} times the usual {duration(usual)}" if usual else ""
+    return Bars(rows, f"time of each chunk; the slowest is chunk {before + seconds.index(slowest) + 1}{times}")
 
 
 @dataclass

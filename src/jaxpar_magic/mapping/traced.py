@@ -42,6 +42,7 @@ def run_traced(function: Callable, batch: Batch, options: MapOptions, monitor: M
     run = _ChunkedRun(function, batch, prepared, options, monitor)
     leaves = run.run()
     report.run_seconds = time.perf_counter() - begin
+    report.chunk_seconds = run.chunk_seconds
     report.resumed = run.resumed
     report.failed = [item_report(batch, i, error) for i, error in run.failures]
     if options.check == "finite":
@@ -66,6 +67,8 @@ class _ChunkedRun:
         self.failures: list[tuple[int, BaseException]] = []
         self.finished = prepared.finished
         self.resumed = 0
+        self.chunk_seconds: list[float] = []
+        self._last_collected = time.perf_counter()
 
     def run(self) -> list:
         """All chunks; the stacked leaves of the items that did not fail."""
@@ -79,6 +82,7 @@ class _ChunkedRun:
         self._place_shared()
         # Two chunks under way: the next one is cut and copied while the devices compute.
         waiting: list[tuple[int, int, list]] = []
+        self._last_collected = time.perf_counter()
         try:
             for begin, end in todo:
                 self.monitor.check()
@@ -145,6 +149,9 @@ class _ChunkedRun:
             self.collector.add(begin, end, arrays)
         if self.finished is not None and not any(begin <= i < end for i, _ in self.failures):
             self.finished.add(begin, end, self.collector.rows(begin, end))
+        now = time.perf_counter()
+        self.chunk_seconds.append(now - self._last_collected)
+        self._last_collected = now
         self.monitor.advance(end - begin, begin // self.prepared.plan.chunk_size + 1)
 
     def _wait(self, arrays: list) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from urllib.parse import urlsplit
 
-from ..document import Bars, Block, Code, Details, Document, Heading, Items, Link, Paragraph, Table
+from ..document import Bars, Block, Code, Details, Document, Grid, Heading, Items, Link, Meter, Paragraph, Table
 from .clean import clean
 
 _BORDER = "#8a8a8a"
@@ -20,6 +20,9 @@ _BAR = "#4c8bf5"
 _PRE = f"white-space:pre;overflow-x:auto;border:1px solid {_BORDER};padding:0.4em 0.6em;margin:0.2em 0 0.6em 0"
 _TEXT = "margin:0.4em 0;overflow-wrap:anywhere;text-align:left"
 _CELL = "padding:0.15em 0.8em 0.15em 0;vertical-align:top;text-align:{align}"
+
+_BOX = f"border:2px solid {_BAR};padding:0.3em 0.9em;text-align:center"
+_BOX_LABEL = "padding:0.15em 0.6em;text-align:center;font-weight:normal"
 
 
 def render(document: Document) -> str:
@@ -111,15 +114,39 @@ def _table(block: Table) -> str:
 
 def _bars(block: Bars) -> str:
     body = ""
-    for (label, _, annotation), fraction in zip(block.rows, block.fractions()):
+    for i, ((label, _, annotation), fraction) in enumerate(zip(block.rows, block.fractions())):
+        # The border stays where a high-contrast mode takes all fillings away.
+        bar = f"border:2px {'dashed' if i in block.hollow else 'solid'} {_BAR}" if fraction else "border:0"
+        bar += "" if i in block.hollow else f";background-color:{_BAR}"
         body += (
             f'<tr><th scope="row" style="{_CELL.format(align="left")};font-weight:normal">{_safe(label)}</th>'
             f'<td style="{_CELL.format(align="right")};white-space:nowrap">{_safe(annotation)}</td>'
             f'<td style="{_CELL.format(align="left")};width:20em"><div style="width:{100 * fraction:.1f}%;'
-            f'height:0.9em;background-color:{_BAR}"></div></td></tr>'
+            f'height:0.9em;box-sizing:border-box;{bar}"></div></td></tr>'
         )
-    caption = f"{block.caption} ({block.unit})" if block.unit else block.caption
-    return _scrolling(f"{_caption(caption)}<tbody>{body}</tbody>")
+    return _scrolling(f"{_caption(block.caption)}<tbody>{body}</tbody>")
+
+
+def _grid(block: Grid) -> str:
+    head = ""
+    if any(block.columns):
+        corner = "<td></td>" if any(block.rows) else ""
+        cells = "".join(f'<th scope="col" style="{_BOX_LABEL}">{_safe(column)}</th>' for column in block.columns)
+        head = f"<thead><tr>{corner}{cells}</tr></thead>"
+    body = ""
+    for label, row in zip(block.rows, block.cells):
+        header = f'<th scope="row" style="{_BOX_LABEL}">{_safe(label)}</th>' if any(block.rows) else ""
+        cells = "".join(f'<td style="{_BOX}">{_safe(cell)}</td>' for cell in row)
+        body += f"<tr>{header}{cells}</tr>"
+    return _scrolling(f"{_caption(block.caption)}{head}<tbody>{body}</tbody>")
+
+
+def _meter(block: Meter) -> str:
+    bar = ""
+    if block.value is not None:
+        bar = f'<progress value="{block.value:g}" max="{block.total:g}" style="margin-right:0.6em"></progress>'
+    # Around the bar, so that the words are its name to a screen reader.
+    return f'<p style="{_TEXT}"><label>{bar}{_safe(block.label)}</label></p>'
 
 
 def _caption(text: str | None) -> str:
@@ -140,4 +167,6 @@ _RENDERERS: dict[type, Callable[..., str]] = {
     Link: _link,
     Table: _table,
     Bars: _bars,
+    Grid: _grid,
+    Meter: _meter,
 }

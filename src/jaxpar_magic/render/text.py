@@ -1,6 +1,6 @@
 """Documents as plain text: no ANSI codes, any width, in an order that also reads well aloud.
 
-No rules or boxes are drawn: a screen reader would spell them out, and a narrow window would break them.
+No rules or frames are drawn: a screen reader would spell them out, and a narrow window would break them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 
-from ..document import Bars, Block, Code, Details, Document, Heading, Items, Link, Paragraph, Table
+from ..document import Bars, Block, Code, Details, Document, Grid, Heading, Items, Link, Meter, Paragraph, Table
 from .clean import clean
 
 _GAP = "  "
@@ -16,6 +16,8 @@ _NARROWEST = 20  # below this nothing can be laid out; lines then run over
 _WIDEST = 100  # longer lines are hard to read; a width asked for is taken as it is
 _LEAST_COLUMN = 8  # a table whose columns would get narrower is written row by row instead
 _LEAST_BAR = 6
+_METER = 20
+_LONGEST_BAR = 40  # the eye compares short bars better
 
 
 def render(document: Document, width: int | None = None) -> str:
@@ -156,17 +158,49 @@ def _records(columns: list[str], rows: list[list[str]], width: int) -> str:
 
 
 def _bars(block: Bars, width: int) -> str:
-    lines = _wrap(f"{block.caption} ({block.unit})" if block.unit else block.caption, width)
+    lines = _wrap(block.caption, width)
     labels = [clean(label) for label, _, _ in block.rows]
     notes = [clean(note) for _, _, note in block.rows]
     label_width, note_width = (max(map(_cells, texts), default=0) for texts in (labels, notes))
-    room = width - label_width - note_width - 2 * len(_GAP)
+    room = min(_LONGEST_BAR, width - label_width - note_width - 2 * len(_GAP))
     if room < _LEAST_BAR:  # the annotations say it all; the bars only picture it
         return "\n".join(lines + [w for l, n in zip(labels, notes) for w in _wrap(f"{l}: {n}", width)])
-    for label, note, fraction in zip(labels, notes, block.fractions()):
-        bar = "█" * round(room * fraction)
+    for i, (label, note, fraction) in enumerate(zip(labels, notes, block.fractions())):
+        bar = ("░" if i in block.hollow else "█") * round(room * fraction)
+        bar = bar or ("▏" if fraction else "")
         lines.append(_GAP.join([_pad(label, label_width), _pad(note, note_width, right=True), bar]))
     return "\n".join(lines)
+
+
+def _grid(block: Grid, width: int) -> str:
+    """Boxes as brackets: ``[ cpu:0 ][ cpu:1 ]``."""
+    caption = _wrap(block.caption, width)
+    labels = [clean(label) for label in block.rows]
+    columns = [clean(column) for column in block.columns]
+    cells = [[clean(cell) for cell in row] for row in block.cells]
+    label_width = max(map(_cells, labels), default=0)
+    box = max(map(_cells, [*columns, *(cell for row in cells for cell in row)]), default=0)
+    margin = label_width + len(_GAP) if label_width else 0
+    if margin + len(columns) * (box + 4) > width:
+        lines = [
+            w
+            for label, row in zip(labels, cells)
+            for column, cell in zip(columns, row)
+            for w in _wrap(f"{', '.join(part for part in (label, column) if part)}: {cell}", width)
+        ]
+        return "\n".join(caption + lines)
+    lines = [" " * margin + "".join(f"  {_pad(column, box)}  " for column in columns)] if any(columns) else []
+    for label, row in zip(labels, cells):
+        boxes = "".join(f"[ {_pad(cell, box)} ]" for cell in row)
+        lines.append((_pad(label, label_width) + _GAP if margin else "") + boxes)
+    return "\n".join(caption + lines)
+
+
+def _meter(block: Meter, width: int) -> str:
+    if block.value is None:
+        return "\n".join(_wrap(block.label, width))
+    full = round(_METER * block.fraction)
+    return "\n".join(_wrap(f"[{'#' * full}{'.' * (_METER - full)}] {block.label}", width))
 
 
 _RENDERERS: dict[type, Callable[..., str]] = {
@@ -178,6 +212,8 @@ _RENDERERS: dict[type, Callable[..., str]] = {
     Link: _link,
     Table: _table,
     Bars: _bars,
+    Grid: _grid,
+    Meter: _meter,
 }
 
 
