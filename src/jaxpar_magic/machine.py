@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -24,11 +24,13 @@ class Cores:
     machine: cores of the machine.
     affinity: cores that this process may be scheduled on (`taskset`, SLURM, `docker --cpuset-cpus`).
     quota: processor time in cores that its control groups allow (`docker --cpus`), None without a limit.
+    numbers: which cores `affinity` counts, as the system numbers them; empty where it does not tell.
     """
 
     machine: int
     affinity: int
     quota: float | None
+    numbers: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def usable(self) -> int:
@@ -40,9 +42,9 @@ class Cores:
 def cores(proc: str = "/proc") -> Cores:
     """The cores of this process with the limits they come from. `proc` is for tests."""
     machine = os.cpu_count() or 1
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
+    numbers = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
     quotas = [q for q in map(_cpu_quota, _control_groups("cpu", proc)) if q is not None]
-    return Cores(machine, affinity, min(quotas, default=None))
+    return Cores(machine, len(numbers) or machine, min(quotas, default=None), numbers)
 
 
 def usable_cores() -> int:
@@ -87,10 +89,10 @@ def _left_by_ulimit(proc: str) -> list[int]:
         return []
     used = _fields(Path(proc, "self/status"))
     left = []
-    for limit, field in ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:")):
+    for limit, name in ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:")):
         soft = resource.getrlimit(limit)[0]
         if soft != resource.RLIM_INFINITY:
-            left.append(soft - used.get(field, 0) * 1024)
+            left.append(soft - used.get(name, 0) * 1024)
     return left
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from conftest import run_python
 
+from jaxpar_magic.backend.arrays import MOST_BOXES, ArrayInfo, Shard, picture
 from jaxpar_magic.backend.report import _slices
 from jaxpar_magic.backend.walk import walk
 
@@ -71,8 +72,49 @@ def test_where_each_array_lies():
     assert facts["key"]["nbytes"] == 8 and facts["key"]["dtype"] == "key<fry>"
     assert facts["keys"]["nbytes"] == 32 and [s["nbytes"] for s in facts["keys"]["shards"]] == [16, 16]
     assert 44 in unnamed and 28 not in unnamed, "deleted arrays are not alive"
-    for words in ("stack", "float32[6, 4, 4]", "384 B", "cpu:0 [0:3], cpu:1 [3:6], 192 B each", "the whole process"):
+    table = ("stack", "float32[6, 4, 4]", "384 B", "cpu:0 [0:3], cpu:1 [3:6], 192 B each", "the whole process")
+    pictures = (
+        "stack float32[6, 4, 4]: parts of axis 0",
+        "0:3 [ cpu:0 ]",
+        "0:2 [ cpu:0 ][ cpu:1 ]",
+        "[ cpu:0, cpu:1 ]",
+    )
+    for words in (*table, *pictures):
         assert words in " ".join(text.split())
+
+
+def array(shape: tuple[int, ...], **places: tuple[tuple[int, int], ...]) -> ArrayInfo:
+    shards = tuple(Shard(device, index, 4) for device, index in places.items())
+    return ArrayInfo("x", shape, "float32", 4, "P(…)", shards)
+
+
+def test_a_picture_of_an_array_cut_along_one_axis():
+    rows = picture(array((4, 2), a=((0, 2), (0, 2)), b=((2, 4), (0, 2))))
+    assert (rows.rows, rows.columns, rows.cells) == (["0:2", "2:4"], [""], [["a"], ["b"]])
+    strip = picture(array((4,), b=((2, 4),), a=((0, 2),)))
+    assert (strip.rows, strip.columns, strip.cells) == ([""], ["0:2", "2:4"], [["a", "b"]])
+    assert strip.caption == "x float32[4]: parts of axis 0"
+    columns = picture(array((4, 2), a=((0, 4), (0, 1)), b=((0, 4), (1, 2))))
+    assert columns.cells == [["a", "b"]] and "axis 1" in columns.caption
+
+
+def test_a_picture_of_an_array_cut_along_two_axes():
+    whole = (0, 9)
+    places = {f"d{i}{j}": (whole, (2 * i, 2 * i + 2), (j, j + 1)) for i in (0, 1) for j in (0, 1)}
+    grid = picture(array((9, 4, 2), **places))
+    assert grid.cells == [["d00", "d01"], ["d10", "d11"]]
+    assert "axis 1 downwards, axis 2 to the right" in grid.caption
+
+
+def test_copies_share_a_box_and_what_cannot_be_drawn_is_not():
+    grid = picture(array((4,), a=((0, 2),), b=((0, 2),), c=((2, 4),), d=((2, 4),)))
+    assert grid.cells == [["a, b", "c, d"]]
+    assert picture(array((4,), a=((0, 4),), b=((0, 4),))) is None
+    assert picture(array(())) is None
+    cube = {f"d{i}{j}{k}": ((i, i + 1), (j, j + 1), (k, k + 1)) for i in (0, 1) for j in (0, 1) for k in (0, 1)}
+    assert picture(array((2, 2, 2), **cube)) is None
+    many = {f"d{i}": ((i, i + 1),) for i in range(MOST_BOXES + 1)}
+    assert picture(array((MOST_BOXES + 1,), **many)) is None
 
 
 def test_shards_that_somebody_looked_at_are_not_counted_twice():

@@ -55,6 +55,19 @@ def test_where_the_limit_of_cores_comes_from():
     assert "4 usable of 8" in shown() and "control group: 3.5" in shown()
 
 
+def test_cores_and_devices_are_drawn_side_by_side():
+    words = " ".join(shown().replace("█", "").split())
+    assert "CPU devices of JAX 1 cores that it may use 4 cores of the machine 8" in words
+    assert "cores of the machine" not in shown(cores=8)
+    assert "devices and cores" not in shown(devices=(gpu(0),), will_use="gpu")
+
+
+def test_which_cores_is_said_where_not_all_are_usable():
+    pinned = Cores(8, 4, None, (0, 1, 2, 6))
+    assert "4 usable of 8: 0-2, 6 affinity" in " ".join(shown(core_limits=pinned).split())
+    assert "8 usable of 8 " in " ".join(shown(cores=8, core_limits=Cores(8, 8, None, tuple(range(8)))).split())
+
+
 def test_before_the_start_an_accelerator_is_expected():
     assert "it will start on cuda" in shown(state="absent", devices=(), will_use="cuda")
 

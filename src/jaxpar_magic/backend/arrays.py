@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _jax
+from ..document import Grid
 from .state import current_devices, device_name
 from .walk import walk
+
+# Pictures with more boxes along an axis show nothing that the table does not.
+MOST_BOXES = 16
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,29 @@ def bytes_by_device(arrays: tuple[ArrayInfo, ...]) -> dict[str, int]:
         for shard in array.shards:
             total[shard.device] = total.get(shard.device, 0) + shard.nbytes
     return dict(sorted(total.items()))
+
+
+def picture(array: ArrayInfo) -> Grid | None:
+    """Which device holds what part, drawn: for arrays that are cut along one axis or two."""
+    axes = [axis for axis in range(len(array.shape)) if len({shard.index[axis] for shard in array.shards}) > 1]
+    if len(axes) not in (1, 2):
+        return None
+    holders: dict[tuple[tuple[int, int], ...], list[str]] = {}
+    for shard in array.shards:
+        holders.setdefault(tuple(shard.index[axis] for axis in axes), []).append(shard.device)
+    parts = [sorted({place[k] for place in holders}) for k in range(len(axes))]
+    if max(map(len, parts)) > MOST_BOXES:
+        return None
+    labels = [[f"{first}:{last}" for first, last in parts_of_axis] for parts_of_axis in parts]
+    name = f"{array.name} {array.dtype}{list(array.shape)}"
+    if len(axes) == 2:
+        cells = [[", ".join(holders.get((row, column), ["–"])) for column in parts[1]] for row in parts[0]]
+        return Grid(labels[0], labels[1], cells, f"{name}: axis {axes[0]} downwards, axis {axes[1]} to the right")
+    boxes = [", ".join(holders[(part,)]) for part in parts[0]]
+    caption = f"{name}: parts of axis {axes[0]}"
+    if axes == [0] and len(array.shape) > 1:  # rows, as numpy prints them
+        return Grid(labels[0], [""], [[box] for box in boxes], caption)
+    return Grid([""], labels[0], [boxes], caption)
 
 
 def _info(name: str, array: Any, current: set[Any]) -> ArrayInfo:

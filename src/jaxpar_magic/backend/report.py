@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..document import Block, Code, Described, Document, Heading, Items, Paragraph, Table
+from ..document import Bars, Block, Code, Described, Document, Heading, Items, Paragraph, Table
 from ..machine import Cores, resident_memory, size_text
 from . import flags, platforms
-from .arrays import ArrayInfo, bytes_by_device
+from .arrays import ArrayInfo, bytes_by_device, picture
 from .plan import Plan, too_many
 from .stale import Stale
 from .state import DeviceInfo, Phase, Setting, State
@@ -16,6 +17,7 @@ from .state import DeviceInfo, Phase, Setting, State
 _SHOWN_DEVICES = 8
 _SHOWN_ARRAYS = 20
 _SHOWN_SHARDS = 4
+_DRAWN_ARRAYS = 4
 _SHOWN_STALE = 12
 
 _KEPT = (
@@ -84,6 +86,7 @@ class DeviceReport(Described):
             blocks.append(Paragraph(self.changed))
         if self.plan is None:
             blocks.append(Table(("what", "value", "from"), tuple(self._rows())))
+            blocks += self._core_bars()
         elif self.plan.steps:
             blocks += self._dry_run(self.plan)
         blocks += self._reset_blocks()
@@ -113,7 +116,9 @@ class DeviceReport(Described):
             if device.memory_used is not None:
                 limit = f" of {size_text(device.memory_limit)}" if device.memory_limit else ""
                 yield device.name, f"{device.kind}, {size_text(device.memory_used)}{limit} in use", ""
-        yield "cores", f"{self.cores} usable of {self.core_limits.machine}", _core_limit(self.core_limits)
+        limits = self.core_limits
+        which = f": {_ranges(limits.numbers)}" if len(limits.numbers) < limits.machine and limits.numbers else ""
+        yield "cores", f"{self.cores} usable of {limits.machine}{which}", _core_limit(limits)
         yield "memory", f"{size_text(self.free_memory)} free for this process", ""
         for name in ("x64", "debug_nans", "platforms", "cache"):
             setting = self.settings[name]
@@ -123,6 +128,19 @@ class DeviceReport(Described):
             yield name, text, "environment"
         versions = [f"{label} {version}" for label, version in self.versions.items() if version]
         yield "versions", ", ".join(versions).replace("jax ", "JAX ", 1), ""
+
+    def _core_bars(self) -> Iterator[Block]:
+        """Devices against cores: too few leave cores idle, too many get in each other's way."""
+        if self.will_use != "cpu" or any(device.platform != "cpu" for device in self.devices):
+            return
+        counts = {
+            "CPU devices of JAX": len(self.devices) or self.count,
+            "cores that it may use": self.cores,
+            "cores of the machine": self.core_limits.machine,
+        }
+        if self.cores == self.core_limits.machine:
+            del counts["cores of the machine"]
+        yield Bars([(name, number, str(number)) for name, number in counts.items()], "devices and cores")
 
     def _dry_run(self, plan: Plan) -> Iterator[Block]:
         anew = ", and its CPU backend would be started anew" if plan.resets else ""
@@ -163,6 +181,7 @@ class DeviceReport(Described):
             rows.append((label, _plural(len(rest), "more array"), total, "", ""))
         columns = ("name", "shape", "size", "sharding", "which device holds what")
         yield Table(columns, tuple(rows), numeric=frozenset({2}))
+        yield from [grid for grid in map(picture, named) if grid is not None][:_DRAWN_ARRAYS]
         sizes = [f"{name} {size_text(size)}" for name, size in bytes_by_device(arrays).items()]
         text = f"{', '.join(sizes)}; the whole process {size_text(resident_memory())}."
         yield Paragraph(text, label="In memory")
@@ -255,6 +274,15 @@ def _core_limit(cores: Cores) -> str:
     if cores.quota is not None and cores.usable < cores.affinity:
         return f"control group: {cores.quota:g}"
     return "affinity" if cores.affinity < cores.machine else ""
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """Rising numbers in a few words: "0-3, 6"."""
+    texts = []
+    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        found = [number for _, number in run]
+        texts.append(str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}")
+    return ", ".join(texts)
 
 
 def _short(source: str) -> str:

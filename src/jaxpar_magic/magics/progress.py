@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import html
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from IPython.display import display
 
+from ..document import Document, Meter
 from ..mapping.monitor import Display, Progress
 
 
@@ -21,6 +22,10 @@ def progress_display(shell: Any) -> Callable[[], Display] | None:
     return TerminalDisplay if sys.stderr.isatty() else None
 
 
+def _meter(progress: Progress) -> Document:
+    return Document([Meter(f"parmap: {progress.line()}", progress.done or None, progress.total)])
+
+
 class NotebookDisplay:
     """An HTML bar, updated in place through a display id; needs no ipywidgets."""
 
@@ -28,9 +33,7 @@ class NotebookDisplay:
         self._handle: Any = None
 
     def update(self, progress: Progress) -> None:
-        text = f"parmap: {progress.line()}"
-        bar = f'<progress value="{progress.done}" max="{max(1, progress.total)}"></progress> ' if progress.done else ""
-        data = {"text/plain": text, "text/html": f"<div>{bar}<label>{html.escape(text)}</label></div>"}
+        data = dict(_meter(progress)._repr_mimebundle_())
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True)
         else:
@@ -51,10 +54,10 @@ class TerminalDisplay:
         self._width = 0
 
     def update(self, progress: Progress) -> None:
-        cells = 20
-        full = cells * progress.done // max(1, progress.total)
-        bar = f"[{'#' * full}{'.' * (cells - full)}] " if progress.done else ""
-        line = f"parmap: {bar}{progress.line()}"
+        from ..render.text import render  # deferred: nothing of it is needed while the extension loads
+
+        # One line, cut off where the window ends: a line that wraps could not be overwritten.
+        line = render(_meter(progress), 1000)[: shutil.get_terminal_size().columns - 1]
         sys.stderr.write("\r" + line.ljust(self._width))
         sys.stderr.flush()
         self._width = len(line)
