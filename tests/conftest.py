@@ -19,6 +19,12 @@ for _name in [name for name in os.environ if name.startswith(_OF_JAX)]:
     del os.environ[_name]
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--update-snapshots", action="store_true", help="write tests/render/snapshots anew from what is rendered now"
+    )
+
+
 def pytest_report_header() -> str:
     from importlib.metadata import version
 

@@ -14,7 +14,7 @@ from .clean import clean
 _GAP = "  "
 _NARROWEST = 20  # below this nothing can be laid out; lines then run over
 _WIDEST = 100  # longer lines are hard to read; a width asked for is taken as it is
-_LEAST_COLUMN = 8  # a table whose columns would get narrower is written row by row instead
+_LEAST_COLUMN = 8  # a table whose columns would get narrower, or would break words, is written row by row instead
 _LEAST_BAR = 6
 _METER = 20
 _LONGEST_BAR = 40  # the eye compares short bars better
@@ -121,7 +121,10 @@ def _table(block: Table, width: int) -> str:
     if not rows:
         return "\n".join([*caption, "(none)"])
     needed = [max(_cells(line) for cell in column for line in cell.split("\n")) for column in zip(columns, *rows)]
-    widths = _share(needed, width - len(_GAP) * (len(columns) - 1))
+    words = [
+        max((_cells(word) for cell in column for word in cell.split()), default=0) for column in zip(columns, *rows)
+    ]
+    widths = _share(needed, words, width - len(_GAP) * (len(columns) - 1))
     if widths is None:
         return "\n".join([*caption, _records(columns, rows, width)])
     lines = list(caption)
@@ -135,24 +138,25 @@ def _table(block: Table, width: int) -> str:
     return "\n".join(lines)
 
 
-def _share(needed: list[int], available: int) -> list[int] | None:
-    """Column widths that fit: the widest columns give way. None if some would be too narrow."""
+def _share(needed: list[int], words: list[int], available: int) -> list[int] | None:
+    """Column widths that fit: the widest columns give way, down to their longest word. None if that is not enough."""
     widths = list(needed)
     while sum(widths) > available:
-        widest = max(range(len(widths)), key=widths.__getitem__)
-        if widths[widest] <= _LEAST_COLUMN:
+        giving = [i for i, w in enumerate(widths) if w > max(_LEAST_COLUMN, words[i])]
+        if not giving:
             return None
-        widths[widest] -= 1
+        widths[max(giving, key=widths.__getitem__)] -= 1
     return widths
 
 
 def _records(columns: list[str], rows: list[list[str]], width: int) -> str:
-    """A table too wide for the window: one "column: value" line a cell."""
+    """A table too wide for the window: one "column: value" line a cell, none for an empty one."""
     records = []
     for row in rows:
         lines: list[str] = []
         for column, cell in zip(columns, row):
-            lines += _wrap(f"{column}: {cell}" if column else cell, width)
+            if cell.strip():
+                lines += _wrap(f"{column}: {cell}" if column else cell, width)
         records.append("\n".join(lines))
     return "\n\n".join(records)
 
