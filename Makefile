@@ -11,13 +11,14 @@ SOURCES := $(shell find src -name '*.py' -o -name '*.md')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-all lint format types versions wheel wheel-check docs clean
+.PHONY: help demo lab test test-slow test-all lint format types browser versions wheel wheel-check docs clean
 
 help:
 	@echo "make demo         run demo.ipynb; leaves the executed notebook and a page in build/"
 	@echo "make lab          open demo.ipynb in JupyterLab"
 	@echo "make test         the quick tests (PYTEST_ARGS='-k text' chooses among them)"
 	@echo "make test-all     the quick and the slow tests"
+	@echo "make browser      JupyterLab in the Chromium of this machine; screenshots in build/screenshots"
 	@echo "make lint types   ruff, mypy          make format   let ruff format the code"
 	@echo "make versions     the quick tests on the oldest, a middle and the newest JAX, Python and IPython"
 	@echo "make wheel        wheel and sdist in dist/     make wheel-check   the same, tried in an empty environment"
@@ -37,10 +38,14 @@ test: $(VENV)/.test
 
 # The slow tests of the explanations share what one run of many processes found, two at a time by themselves.
 test-slow: $(VENV)/.test
-	$(RUN_TESTS) -m slow --ignore tests/explanations $(PYTEST_ARGS)
+	$(RUN_TESTS) -m "slow and not browser" --ignore tests/explanations $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m slow tests/explanations $(PYTEST_ARGS)
 
 test-all: test test-slow
+
+# In one process: all tests share one JupyterLab and one Chromium. Screenshots go to build/screenshots.
+browser: $(VENV)/.browser
+	$(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
