@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import OptionError, did_you_mean
+from .choices import CHECK, ON_ERROR, REMAINDER
 from .planner import check_strategy
 
-_CHOICES = {"remainder": ("pad", "drop", "error"), "on_error": ("raise", "skip"), "check": (None, "finite")}
+_CHOICES = {"remainder": REMAINDER, "on_error": ON_ERROR, "check": (None, *CHECK)}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import jax
 from ..document import Code, Described, Document, Items, Table
 from ..errors import InputError, JaxparError, OptionError, did_you_mean
 from . import strategies
+from .choices import SHOW
 from .inputs import Batch, Ragged, check_widths, make_batch
 from .monitor import Monitor
 from .options import MapOptions
@@ -19,8 +20,6 @@ from .prepare import Timer, prepare
 from .source import Texts, program_code, texts_of_call
 from .strategies.base import AXIS, local_map
 from .tracing import ItemProgram
-
-KINDS = ("plan", "code", "jaxpr", "hlo", "sharding")
 
 
 @dataclass
@@ -53,9 +52,9 @@ def show_map(
     OptionError: unknown `kind`, or one that plain Python has nothing to show for.
     """
     __tracebackhide__ = True
-    if kind not in KINDS:
+    if kind not in SHOW:
         raise OptionError(
-            f"show={kind!r}: not one of {', '.join(KINDS)}.{did_you_mean(str(kind), KINDS)}", argument="show"
+            f"show={kind!r}: not one of {', '.join(SHOW)}.{did_you_mean(str(kind), SHOW)}", argument="show"
         )
     batch = make_batch(function, inputs, named, in_axes=options.in_axes, static=options.static, key=options.key)
     texts = texts or texts_of_call(function, inputs, batch, named)
