@@ -7,6 +7,9 @@ import re
 
 from ..context import Call, Failure, as_typed, parse_fragment
 from ..explanation import Fix
+from ..wording import sizes
+
+Shape = tuple[int, ...]
 
 # Names of JAX's own tracers: a class of the user's may end in "Tracer" too.
 TRACER = r"(?:DynamicJaxpr|Jit|Batch|Vmap|JVP|Grad|Linearize|Jaxpr|ShardMap|Remat|Jet|Map)Tracer"
@@ -87,6 +90,16 @@ def shape_of(failure: Failure, source: str) -> tuple[int, ...] | None:
     if dot:
         return shape[::-1] if attribute in ("T", "transpose()") else None
     return shape
+
+
+def printed_shapes(text: str) -> list[Shape]:
+    """Every printed shape: "(3, 4), (3,), ()" gives [(3, 4), (3,), ()]."""
+    return [sizes(m) for m in re.findall(r"\([\d, ]*\)", text)]
+
+
+def broadcast_together(a: Shape, b: Shape) -> bool:
+    """Whether arrays of these shapes can be combined item by item."""
+    return all(m == n or 1 in (m, n) for m, n in zip(reversed(a), reversed(b)))
 
 
 def named(failure: Failure, shape: tuple[int, ...]) -> str | None:

@@ -1,0 +1,305 @@
+"""Axes and sizes of one array: reshape, squeeze, transpose, slices, axes that are not there."""
+
+from __future__ import annotations
+
+import re
+
+from ..context import Failure
+from ..explanation import Fix
+from ..registry import Finding, rule
+from ..wording import counted, listed, product, sizes
+from ._lines import called_with, enclosed, jax_at_line, shape_of
+
+
+@rule("JPX0807", "squeeze-of-a-longer-axis", types=("ValueError",), clues=("squeeze out",))
+def squeeze_of_a_longer_axis(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"cannot select an axis to squeeze out .* got shape=\(([\d, ]+)\) and dimensions=\(([\d, ]+)\)"
+    )
+    if match is None or failure.raised_in("jax/_src/pmap.py"):
+        return None
+    call = called_with(failure, "squeeze")
+    if call is None and failure.frames:
+        return None
+    shape, axes = sizes(match.group(1)), sizes(match.group(2))
+    long = [n for n in axes if n < len(shape) and shape[n] != 1]
+    if not long:
+        return None
+    x = "x"
+    if call is not None:
+        x = (
+            call.args[0]
+            if call.args and call.function.startswith(("jnp.", "jax.", "lax."))
+            else call.function.rpartition(".")[0] or "x"
+        )
+    return Finding(
+        what=f"squeeze was told to drop axis {listed([str(n) for n in long])} of an array of shape {shape}, "
+        f"and that axis has {listed([str(shape[n]) for n in long])} items.",
+        why="squeeze drops axes of size 1 only; a longer one holds numbers that would be lost.",
+        fixes=[
+            Fix("Drop all axes of size 1, whichever they are", f"{enclosed(x)}.squeeze()"),
+            Fix(f"Or take one item along axis {long[0]}", f"jnp.take({x}, 0, axis={long[0]})"),
+        ],
+        facts={"shape": shape, "axes": axes},
+        guess=call is None,
+    )
+
+
+@rule(
+    "JPX0811",
+    "reshape-changes-the-size",
+    types=("TypeError", "ValueError"),
+    clues=("cannot reshape array of shape", "reshape total size", "unknown axis size with a `-1`", "reshape"),
+)
+def reshape_changes_the_size(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"cannot reshape array of shape (\([\d, ]*\)) \(size (\d+)\) into shape (\([\d, -]*\)) \(size (\d+)\)"
+    )
+    divide = failure.search(
+        r"cannot reshape array of shape (\([\d, ]*\)) \(size (\d+)\) into shape (\([\d, -]*\)) because the product of "
+        r"specified axis sizes \((\d+)\) does not evenly divide"
+    )
+    total = failure.search(
+        r"reshape total size must be unchanged, got new_sizes (\([\d, ]*\)) \(of total size (\d+)\) for shape "
+        r"(\([\d, ]*\)) \(of total size (\d+)\)"
+    )
+    lowered = failure.search(r"number of output elements \((\d+)\) doesn't match expected number of elements \((\d+)\)")
+    twice = failure.search(r"can only specify one unknown axis size with a `-1` value, got (\([\d, -]*\))")
+    call = called_with(failure, "reshape", "ravel", "view")
+    x = "x"
+    if call is not None:
+        holder = call.function.rpartition(".")[0]
+        x = call.args[0] if holder in ("jnp", "jax.numpy", "lax", "jax.lax", "np") and call.args else holder or "x"
+    why = "reshape only arranges the same numbers anew: the sizes of the new shape must multiply to the old number."
+    if twice is not None:
+        return Finding(
+            what=f"The new shape {twice.group(1)} has -1 more than once.",
+            why="-1 stands for the one size that follows from the others, so only one is possible.",
+            fixes=[Fix("Give all sizes but one", f"{enclosed(x)}.reshape(-1, {enclosed(x)}.shape[-1])")],
+            facts={"new": sizes(twice.group(1))},
+        )
+    if match is not None:
+        old, new = sizes(match.group(1)), sizes(match.group(3))
+        have, want = int(match.group(2)), int(match.group(4))
+    elif divide is not None:
+        old, new = sizes(divide.group(1)), sizes(divide.group(3))
+        have, want = int(divide.group(2)), int(divide.group(4))
+    elif total is not None:
+        old, new = sizes(total.group(3)), sizes(total.group(1))
+        have, want = int(total.group(4)), int(total.group(2))
+    elif lowered is not None and call is not None:
+        old, new = shape_of(failure, x) or (), ()
+        have, want = int(lowered.group(2)), int(lowered.group(1))
+    else:
+        return None
+    if divide is not None:
+        what = f"An array of shape {old} has {counted(have, 'item')}, which cannot be arranged as {new}: "
+        what += f"{have} is not a multiple of {want}."
+    else:
+        shape, into = (f" of shape {old}" if old else ""), (f"shape {new} needs" if new else "the new shape needs")
+        what = f"An array{shape} has {counted(have, 'item')}, and {into} {want}."
+    fixes = []
+    for axis in reversed(range(len(new))):
+        rest = product([n for i, n in enumerate(new) if i != axis and n > 0])
+        if -1 not in new and rest and have % rest == 0 and have:
+            fitting = tuple(-1 if i == axis else n for i, n in enumerate(new))
+            title = f"Let axis {axis} follow from the others (it becomes {have // rest})"
+            fixes.append(
+                Fix(title, f"{enclosed(x)}.reshape{fitting}" if len(fitting) > 1 else f"{enclosed(x)}.reshape(-1)")
+            )
+    step = want if divide is not None else None
+    if step and have > step:
+        fixes.append(
+            Fix(
+                f"Cut the array to {have - have % step} items, a multiple of {step}",
+                f"{enclosed(x)}.ravel()[:{have - have % step}].reshape({', '.join(map(str, new))})",
+            )
+        )
+    elif not step and have > want > 0 and new:
+        fixes.append(
+            Fix(
+                f"Or take only the first {want} items",
+                f"{enclosed(x)}.ravel()[:{want}].reshape({', '.join(map(str, new))})",
+            )
+        )
+    if not step and want > have and new and -1 not in new:
+        fixes.append(
+            Fix(
+                f"Fill it up with {counted(want - have, 'zero')}",
+                f"jnp.pad({enclosed(x)}.ravel(), (0, {want - have})).reshape({', '.join(map(str, new))})",
+            )
+        )
+    if step and have < step:
+        fixes.append(Fix("Let all sizes but the last follow", f"{enclosed(x)}.reshape(1, -1)"))
+    fixes.append(Fix("Look at the shape before this line", f"print(jnp.shape({x}))"))
+    return Finding(what, why, fixes[:3], {"shape": old, "items": have, "new": new, "needed": want})
+
+
+@rule("JPX0812", "no-such-axis", types=("ValueError",), clues=("is out of bounds for array of dimension",))
+def no_such_axis(failure: Failure) -> Finding | None:
+    # numpy raises an AxisError in these words, JAX a ValueError
+    match = failure.search(r"^axis (-?\d+) is out of bounds for array of dimension (\d+)")
+    if match is None or failure.is_a("AxisError") or not failure.types:
+        return None
+    if failure.frames and not jax_at_line(failure) and not failure.raised_in("jax/_src/util.py"):
+        return None
+    if failure.call("vmap", "pmap") and failure.search(r"vmap|pmap"):
+        return None
+    axis, rank = int(match.group(1)), int(match.group(2))
+    if failure.frames and _from_out_axes(failure, axis):
+        return None
+    call = failure.outer_call
+    x = "x"
+    if call is not None:
+        holder = call.function.rpartition(".")[0]
+        x = call.args[0] if call.args and re.match(r"(jnp|jax|lax|np)\b", holder) else holder or "x"
+    shape = shape_of(failure, x)
+    added = call is not None and call.name in ("expand_dims", "stack")
+    have = f"axes 0 to {rank - 1}" if rank > 1 else "axis 0 only" if rank else "no axes at all (it is a single number)"
+    result = "the result has" if added else f"`{x}` {shape} has" if shape is not None else "the array has"
+    fixes = []
+    if call is not None and rank:
+        new = re.sub(rf"\baxis\s*=\s*{re.escape(str(axis))}\b", f"axis={rank - 1}", call.source)
+        if new == call.source and len(call.args) > 1 and call.args[1] == str(axis):
+            new = call.source.replace(f", {axis}", f", {rank - 1}", 1)
+        if new != call.source:
+            fixes.append(Fix("Name an axis that exists (counted from 0)", failure.rewrite(call.source, new) or new))
+            last = new.replace(f"axis={rank - 1}", "axis=-1")
+            if last != new and rank > 1:
+                fixes.append(
+                    Fix("Or count from the end: -1 is always the last axis", failure.rewrite(call.source, last) or last)
+                )
+    fixes.append(Fix("Look at the shape before this line", f"print(jnp.shape({x}))"))
+    return Finding(
+        what=f"The code asks for axis {axis}, but {result} {have}.",
+        why="Axes are counted from 0, or from the end with -1. Inside vmap the mapped axis is gone, so an array has "
+        "one "
+        "axis fewer there.",
+        fixes=fixes[:3],
+        facts={"axis": axis, "dimensions": rank},
+        guess=not failure.frames,
+    )
+
+
+@rule("JPX0812", "no-such-axis", types=("IndexError",), clues=("tuple index out of range",))
+def no_such_axis_of_a_mean(failure: Failure) -> Finding | None:
+    # mean, var and std look the size up before they check the axis
+    call = called_with(failure, "mean", "average", "var", "std", "nanmean", "nanvar", "nanstd", "logsumexp", "softmax")
+    if call is None or not failure.search(r"^tuple index out of range$"):
+        return None
+    holder = call.function.rpartition(".")[0]
+    of_array = failure.variable(holder) is not None and failure.variables[holder].array
+    x = holder if of_array else call.args[0] if call.args else ""
+    given = call.keywords.get("axis") or (
+        call.args[0 if of_array else 1] if len(call.args) > (0 if of_array else 1) else ""
+    )
+    shape = shape_of(failure, x)
+    if shape is None or not re.fullmatch(r"-?\d+", given) or -len(shape) <= int(given) < len(shape):
+        return None
+    rank = len(shape)
+    fixes = []
+    if rank:
+        new = re.sub(rf"\b{re.escape(given)}\)$", f"{rank - 1})", call.source)
+        fixes.append(Fix("Name an axis that exists (counted from 0)", failure.rewrite(call.source, new) or new))
+    fixes.append(Fix("Look at the shape before this line", f"print(jnp.shape({x}))"))
+    have = f"axes 0 to {rank - 1}" if rank > 1 else "axis 0 only" if rank else "no axes at all (it is a single number)"
+    return Finding(
+        what=f"The code asks for axis {given}, but `{x}` {shape} has {have}.",
+        why="Axes are counted from 0, or from the end with -1. Inside vmap the mapped axis is gone, so an array has "
+        "one "
+        "axis fewer there.",
+        fixes=fixes,
+        facts={"axis": int(given), "dimensions": rank},
+    )
+
+
+def _from_out_axes(failure: Failure, axis: int) -> bool:
+    applied = failure.call("vmap", "pmap")
+    if applied is None:
+        return False
+    return bool(re.search(rf"(?<![\d-]){re.escape(str(axis))}(?!\d)", applied.keywords.get("out_axes", "")))
+
+
+@rule(
+    "JPX0813",
+    "transpose-names-wrong-axes",
+    types=("TypeError", "ValueError"),
+    clues=("isn't a permutation of operand dimensions",),
+)
+def transpose_names_wrong_axes(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"transpose permutation isn't a permutation of operand dimensions, got permutation (\([\d, -]*\)) for operand "
+        r"shape (\([\d, ]*\))"
+    )
+    if match is None:
+        return None
+    axes, shape = sizes(match.group(1)), sizes(match.group(2))
+    reverse = tuple(reversed(range(len(shape))))
+    return Finding(
+        what=f"transpose got the axes {axes} for an array of shape {shape}; it needs each of 0 to {len(shape) - 1} "
+        "once.",
+        why="The axes say where each old axis goes, so every one must be named exactly once.",
+        fixes=[
+            Fix("Name every axis once", f"jnp.transpose(x, {reverse})"),
+            Fix("To move single axes, and keep the order of the others", "jnp.moveaxis(x, 0, -1)"),
+        ],
+        facts={"axes": axes, "shape": shape},
+    )
+
+
+@rule(
+    "JPX0814",
+    "slice-larger-than-the-array",
+    types=("TypeError", "ValueError"),
+    clues=("slice_sizes must be less", "dynamic_update_slice update", "Length of slice indices", "slice sizes must be"),
+)
+def slice_larger_than_the_array(failure: Failure) -> Finding | None:
+    taken = failure.search(
+        r"slice(?:_sizes| sizes) must be less than or equal to operand shape, got slice_sizes (\([\d, ]*\)) for "
+        r"operand "
+        r"shape (\([\d, ]*\))"
+    )
+    written = failure.search(
+        r"dynamic_update_slice update (?:shape must be smaller than operand shape|must have the same rank as operand), "
+        r"got update shape (\([\d, ]*\)) for operand shape (\([\d, ]*\))"
+    )
+    starts = failure.search(r"Length of slice indices must match number of operand dimensions \((\d+) vs \(?([\d, ]+)")
+    if starts is not None:
+        count, shape = int(starts.group(1)), sizes(starts.group(2))
+        zeros = ", ".join(["start", *["0"] * (len(shape) - 1)])
+        return Finding(
+            what=f"The slice has {counted(count, 'start index').replace('indexs', 'indices')}, and the array "
+                 f"{len(shape)} axes (shape {shape}).",
+            why="dynamic_slice and dynamic_update_slice want one start and one size for each axis.",
+            fixes=[Fix("Give a start and a size for each axis", f"jax.lax.dynamic_slice(x, ({zeros}), (length, "
+                                                                "*x.shape[1:]))"),
+                   Fix("Or slice along one axis only", "jax.lax.dynamic_slice_in_dim(x, start, length, axis=0)")],
+            facts={"starts": count, "shape": shape},
+        )  # fmt: skip
+    match = taken or written
+    if match is None:
+        return None
+    part, shape = sizes(match.group(1)), sizes(match.group(2))
+    if len(part) != len(shape):
+        missing = len(shape) - len(part)
+        what = f"The update has shape {part}, with {missing} axes fewer than the array of shape {shape}."
+        new = "update.reshape((1,) * (x.ndim - update.ndim) + update.shape)"
+        fixes = [Fix("Give the update leading axes of size 1", f"x = jax.lax.dynamic_update_slice(x, {new}, start)")]
+    else:
+        axis = next((i for i, (p, s) in enumerate(zip(part, shape)) if p > s), 0)
+        word = "The slice" if taken is not None else "The update"
+        what = f"{word} has {part[axis]} items along axis {axis}, and the array only {shape[axis]} (shape {shape})."
+        fit = tuple(min(p, s) for p, s in zip(part, shape))
+        if taken is not None:
+            call = called_with(failure, "dynamic_slice")
+            x, start = call.args[:2] if call is not None and len(call.args) > 2 else ("x", "start")
+            fixes = [Fix("Take no more than the array has", f"jax.lax.dynamic_slice({x}, {start}, {fit})")]
+        else:
+            index = ", ".join(f":{n}" for n in fit)
+            fixes = [Fix("Write no more than fits", f"x = jax.lax.dynamic_update_slice(x, update[{index}], start)")]
+    return Finding(
+        what=what,
+        why="A slice must lie inside the array, whatever its start: JAX moves the start so that it does.",
+        fixes=fixes,
+        facts={"slice": part, "shape": shape},
+    )
