@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import InputError, OptionError, did_you_mean
+from .facts import ItemFacts
 from .strategies import MULTI_DEVICE, NAMES, ONE_LINERS
-from .tracing import ItemFacts
 
 # One batch's intermediate results should stay in a core's own cache (L2: 0.5 to 2 MB on current processors).
 CACHE_BYTES = 512 << 10

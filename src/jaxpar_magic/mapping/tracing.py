@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jax import ordered_effects, with_constants_as_arguments
+from .._jax import with_constants_as_arguments
 from .captured import Captured, unwrap
+from .facts import ItemFacts, item_facts
 from .inputs import Batch, is_key
 from .watch import TraceWatch
 
@@ -34,29 +35,6 @@ class Output:
     shape: tuple[int, ...]
     dtype: Any
     key_impl: str | None = None
-
-
-@dataclass(frozen=True)
-class ItemFacts:
-    """What planning needs to know of a traced function.
-
-    Attributes
-    ----------
-    has_while: contains a loop whose length depends on data: vectorised, all items wait for the slowest.
-    has_loop: contains a loop of any kind (XLA runs a loop of small operations on one core).
-    callbacks: calls back into Python while it runs.
-    ordered: those callbacks are ordered, which JAX allows on one device only.
-    work_bytes: size of the largest intermediate result of one item.
-    input_bytes, output_bytes: of one item.
-    """
-
-    has_while: bool = False
-    has_loop: bool = False
-    callbacks: bool = False
-    ordered: bool = False
-    work_bytes: int = 0
-    input_bytes: int = 0
-    output_bytes: int = 0
 
 
 @dataclass
@@ -141,7 +119,7 @@ def trace_item(function: Callable, batch: Batch, found: Captured) -> ItemProgram
         mapped,
         [*shared, *(jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants)],
         _depends(closed.jaxpr, [flags[i] for i in order]),
-        _facts(closed, mapped),
+        item_facts(closed, mapped),
         [*watch.notes(), *_large_notes(found)],
     )
 
@@ -185,30 +163,3 @@ def _depends(jaxpr: Any, mapped: list[bool]) -> list[bool]:
             varying.update(equation.outvars)
     return [varies(v) for v in jaxpr.outvars]
 
-
-_CALLBACKS = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
-
-
-def _facts(closed: Any, mapped: list[jax.ShapeDtypeStruct]) -> ItemFacts:
-    has_while, has_loop, callbacks, work = False, False, False, 0
-    queue = [closed.jaxpr]
-    while queue:
-        for equation in queue.pop().eqns:
-            name = equation.primitive.name
-            has_while |= name == "while"
-            has_loop |= name in ("while", "scan")
-            callbacks |= name in _CALLBACKS
-            work = max(work, sum(_bytes(v.aval) for v in equation.outvars))
-            for parameter in equation.params.values():
-                for inner in parameter if isinstance(parameter, tuple | list) else (parameter,):
-                    inner = getattr(inner, "jaxpr", inner)
-                    if hasattr(inner, "eqns"):
-                        queue.append(inner)
-    input_bytes = sum(_bytes(a) for a in mapped)
-    output_bytes = sum(_bytes(a) for a in closed.out_avals)
-    return ItemFacts(has_while, has_loop, callbacks, ordered_effects(closed), work, input_bytes, output_bytes)
-
-
-def _bytes(aval: Any) -> int:
-    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
-    return int(np.prod(getattr(aval, "shape", ()), dtype=np.int64)) * itemsize
