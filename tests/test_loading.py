@@ -164,10 +164,12 @@ def test_unloading_leaves_the_shell_as_it_was(ready):
         "magics",
         "magic classes",
         "configurables",
+        *(["completers"] if hasattr(ready.Completer, "custom_matchers") else []),
         "attributes",
         "showing of warnings",  # the filters stay as they are
     ]
     assert set(snapshot(ready)["attributes"]) - set(before["attributes"]) == {"_jaxpar_magic_loaded"}
+    assert [type(c).__name__ for c in ready.configurables if type(c).__name__ == "JaxparMagics"] == ["JaxparMagics"]
     run(ready, "%unload_ext jaxpar_magic")
     assert differences(before, snapshot(ready)) == []
 
@@ -185,8 +187,10 @@ def test_unloading_after_use_leaves_the_shell_as_it_was(ready):
         "%jaxexplain",
         "%%parmap nothing\nx",
         "%parmap -h",
+        "%config JaxparMagics.explanations = 'full'",
     ):
         ready.run_cell(cell)
+    ready.Completer.complete(line_buffer="%parmap --st", cursor_pos=12)
     run(ready, "%unload_ext jaxpar_magic")
     assert differences(before, snapshot(ready)) == []
 
@@ -202,6 +206,7 @@ def test_loading_twice_and_again(ready):
     assert [len(v) for v in snapshot(ready)["events"].values()] == [len(v) for v in loaded["events"].values()]
     run(ready, "%reload_ext jaxpar_magic")
     assert len(snapshot(ready)["configurables"]) == len(loaded["configurables"])
+    assert [len(v) for v in snapshot(ready)["completers"][:1]] == [len(v) for v in loaded["completers"][:1]]
     run(ready, "%unload_ext jaxpar_magic")
     assert differences(before, snapshot(ready)) == []
 

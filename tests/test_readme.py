@@ -40,7 +40,7 @@ def test_all_cells_run(executed):
 @pytest.mark.slow
 def test_they_show_what_the_text_says(executed):
     report = cell_text(cell(executed, "%%parmap angles"))
-    assert re.search(r"parmap: \w+ on \d+ \w+, 10,000 items, .*compile .*run ", report)
+    assert re.search(r"parmap distance: \w+ on \d+ \w+, 10,000 items, .*compile .*run ", report)
     compared = cell_text(cell(executed, "%parmap distance angles --compare"))
     assert all(re.search(rf"^{name} +\d", compared, re.M) for name in ("vmap", "map", "shard_map", "thread"))
     code = cell_text(cell(executed, "%parmap distance angles --show code"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from conftest import cell_errors, cell_text, run_notebook, run_python
@@ -36,7 +37,7 @@ def session():
         "%jaxexplain --on",
         "%%capture\n" + FAIL,
         "%%time\n" + FAIL,
-        "%config JaxExplainMagics.mode = 'full'",
+        "%config JaxparMagics.explanations = 'full'",
         FAIL + "  # full",
         "%jaxexplain JPX0104",
         "%jaxexplain pmap-needs-devices",
@@ -132,7 +133,7 @@ def test_pasted_text(session):
 
 def test_environment_variable():
     cells = [LOAD, FAIL, "%jaxexplain"]
-    notebook = run_notebook(cells, env={"JAXPAR_EXPLAIN": "off"})
+    notebook = run_notebook(cells, env={"JAXPAR_EXPLANATIONS": "off"})
     assert [o.output_type for o in notebook.cells[1].outputs] == ["error"]
     assert "JPX0104" in cell_text(notebook.cells[2])
 
@@ -199,7 +200,7 @@ class Shell:
 
 
 class Magics:
-    mode = "brief"
+    settings = SimpleNamespace(explanations="auto")
     last = None
 
 

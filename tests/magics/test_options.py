@@ -126,9 +126,10 @@ def names(text: str) -> list[str]:
 
 @pytest.fixture
 def parser() -> OptionParser:
-    parser = OptionParser("parmap", "Map a function over inputs.")
+    parser = OptionParser("parmap", "%parmap FUNCTION INPUT", "Map a function over inputs.")
     parser.add_argument("-d", "--devices", type=int, help="how many devices")
     parser.add_argument("-s", "--strategy", default="auto")
+    parser.add_argument("--show", choices=("plan", "code"))
     parser.add_argument("-a", "--in-axes")
     parser.add_argument("-o", "--out")
     parser.add_argument("-q", "--quiet", action="store_true")
@@ -207,6 +208,7 @@ def test_options_and_inputs_in_any_order(parser, line, options, positional):
         ("xs -d", "expected one argument"),
         ("xs -o -q", "-o/--out: expected one argument"),
         ("xs -d two", "invalid int value: 'two'"),
+        ("xs --show paln", "--show=paln: not one of plan, code. Did you mean 'plan'?"),
         ("xs --compare=vmpa", "compare=vmpa: not one of vmap, map, serial. Did you mean 'vmap'?"),
     ],
 )
@@ -219,24 +221,39 @@ def test_a_mistake_is_one_usage_error_with_the_next_step(parser, line, message):
     assert "%parmap" in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ["-h", "--help", "xs -s vmap -h"])
-def test_h_shows_the_options(parser, line):
-    with pytest.raises(UsageError) as caught:
-        parse(parser, line)
-    assert type(caught.value) is UsageError
-    assert "--devices" in str(caught.value)
-    assert "how many devices" in str(caught.value)
+@pytest.mark.parametrize("line", ["-h", "--help", "xs -s vmap -h", "--nonsense --help"])
+def test_h_prints_the_options(parser, line, capsys):
+    assert parser.read(line) is None
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: %parmap FUNCTION INPUT\n\nMap a function over inputs.\n")
+    assert "how many devices" in printed
+
+
+def test_a_line_is_read_without_its_semicolon(parser):
+    assert parser.read("xs -d 2 ;") == parse(parser, "xs -d 2")
 
 
 def test_parsing_never_exits_nor_prints(parser, capfd):
-    for line in ("-h", "-d", "--nonsense", "-d x"):
+    for line in ("-d", "--nonsense", "-d x"):
         with pytest.raises(UsageError):
             parse(parser, line)
     assert capfd.readouterr() == ("", "")
 
 
-def test_flags_names_every_option(parser):
-    assert {"-d", "--devices", "--x64", "--no-x64", "--flag"} <= set(parser.flags())
+@pytest.mark.parametrize(
+    ("line", "positional", "given", "due"),
+    [
+        ("f -d 2 xs -q", ["f", "xs"], ["devices", "quiet"], None),
+        ("f -d", ["f"], ["devices"], "devices"),
+        ("-d -q -s", [], ["devices", "quiet", "strategy"], "strategy"),
+        ("--nonsense f -d2", ["f"], ["devices"], None),
+        ("-c xs --compare=vmap", ["xs"], ["compare", "compare"], None),
+        ("-c", [], ["compare"], "compare"),
+    ],
+)
+def test_lines_that_are_being_typed(parser, line, positional, given, due):
+    found, actions, waiting = parser.so_far(line.split())
+    assert (found, [a.dest for a in actions], waiting and waiting.dest) == (positional, given, due)
 
 
 def test_choice():

@@ -86,7 +86,7 @@ def text(cells, name):
 
 def test_a_line(cells):
     out = text(cells, "line")
-    assert out.startswith("parmap: vmap on 1 device, 7 items, compile ")
+    assert out.startswith("parmap f: vmap on 1 device, 7 items, compile ")
     assert "Array([ 0." in out
     assert len(cells["line"].outputs) == 2
 
@@ -101,7 +101,7 @@ def test_the_value_is_the_cell_s_value(cells):
 
 def test_a_semicolon_silences_the_value(cells):
     assert "Array(" not in text(cells, "semicolon")
-    assert text(cells, "semicolon").startswith("parmap:")
+    assert text(cells, "semicolon").startswith("parmap f:")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_ways_to_write_a_line(cells, name, printed):
 
 
 def test_a_cell_defines_the_function(cells):
-    assert text(cells, "cell").startswith("parmap:")
+    assert text(cells, "cell").startswith("parmap g:")
     assert "3.14159" in text(cells, "cell value")
     assert "function __main__.g(x)" in text(cells, "cell value")
     for name in ("decorated", "lambda", "function value"):
@@ -184,7 +184,7 @@ def test_failing_items(cells):
 
 def test_notes_stand_below_the_report_line(cells):
     lines = text(cells, "note").splitlines()
-    assert lines[0].startswith("parmap: ")
+    assert lines[0].startswith("parmap noisy: ")
     assert lines[1].startswith("  note: np.random was drawn from once")
 
 
@@ -222,10 +222,10 @@ def test_maps_go_on_across_resets_of_the_devices():
     )
     counts = [cell_text(cells[i]).splitlines()[0].split(",")[0] for i in (1, 3, 4, 6)]
     assert counts == [
-        "parmap: shard_map on 2 devices",
-        "parmap: shard_map on 3 devices",
-        "parmap: shard_map on 2 devices",
-        "parmap: shard_map on 1 device",
+        "parmap f: shard_map on 2 devices",
+        "parmap f: shard_map on 3 devices",
+        "parmap f: shard_map on 2 devices",
+        "parmap f: shard_map on 1 device",
     ]
     values = {cell_text(cells[i]).partition("Array(")[2] for i in (1, 3, 4, 6)}
     assert len(values) == 1

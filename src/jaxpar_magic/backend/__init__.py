@@ -117,6 +117,8 @@ def devices(
     if plan.steps and not dry_run:
         from .apply import apply
 
+        if request.cache is not None:
+            planning.make_cache(request.cache)  # before anything is changed
         apply(plan)
         changed = plan.done(before)
     after = states.read()

@@ -243,7 +243,7 @@ def _complaint(text: str) -> str | None:
 
 def _nearest_name(name: str) -> str | None:
     """The name of a flag of this jaxlib most like `name`, or None if nothing is like it."""
-    names = {known.removeprefix("xla_"): known for known in _names_in_library()}
+    names = {known.removeprefix("xla_"): known for known in names_in_library()}
     # All begin with "xla_": compared with it, any two short names would look alike.
     while candidate := nearest(name.removeprefix("xla_"), names):
         # Not every name in the library is a flag: XLA itself has the last word.
@@ -254,7 +254,7 @@ def _nearest_name(name: str) -> str | None:
 
 
 @functools.cache
-def _names_in_library() -> frozenset[str]:
+def names_in_library() -> frozenset[str]:
     """Names of flags from the compiled library.
 
     XLA prints its list only when it aborts, cut after 15,000 characters (about 80 of 300 flags). Each flag

@@ -254,14 +254,28 @@ def _cache(value: Any) -> str | None:
         return None
     if not isinstance(value, str | os.PathLike) or not str(value).strip():
         raise OptionError(f"cache={value!r}: needs a directory.", argument="cache")
-    path = Path(value).expanduser().absolute()
-    nearest = path
-    while not nearest.exists():
-        nearest = nearest.parent
+    try:
+        path = Path(value).expanduser().absolute()
+        nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a null byte
+        raise _no_cache(value, error) from None
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         problem = "is a file" if not nearest.is_dir() else "cannot be written to"
         raise OptionError(f"cache={str(value)!r}: {nearest} {problem}; needs a directory.", argument="cache")
     return str(path)
+
+
+def make_cache(path: str) -> None:
+    """Create the directory of the compilation cache, if it is not there. Raises OptionError."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _no_cache(path, error) from None
+
+
+def _no_cache(value: Any, error: Exception) -> OptionError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return OptionError(f"cache={str(value)!r}: cannot be made: {reason}; needs a directory.", argument="cache")
 
 
 def _flags(value: Any) -> tuple[str, ...]:

@@ -79,6 +79,11 @@ class DeviceReport(Described):
     def __repr__(self) -> str:
         return f"<DeviceReport: {self._title()}>"
 
+    def line(self) -> str:
+        """The report in one line."""
+        left = f"; {_plural(len(self.stale), 'name')} of old devices" if self.stale else ""
+        return f"jaxdevices: {self._title()}{left}"
+
     def describe(self) -> Document:
         """The report as blocks to show."""
         blocks: list[Block] = [Heading(self._title())]

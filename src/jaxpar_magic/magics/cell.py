@@ -8,10 +8,13 @@ kernel once, with the user's own line numbers.
 from __future__ import annotations
 
 import ast
+import dis
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, Literal
 
 
 @dataclass
@@ -147,3 +150,29 @@ def run_body(shell: Any, body: CellBody, *, keep_last: bool = False) -> Any:
         raise CellSyntaxError(shell, error) from None
     exec(code, shell.user_global_ns, shell.user_ns)
     return None if value is None else eval(value, shell.user_global_ns, shell.user_ns)
+
+
+def use_of_value() -> Literal["dropped", "shown", "returned", "used"]:
+    """What the code that called the magic does with its value.
+
+    For `%jaxdevices`, returning the report is not enough: in a cell that goes on after it, nobody would see what a
+    reset left behind. Displaying it always is too much: as a cell's last line it would show twice, and
+    `report = %jaxdevices` should be silent like any assignment. A line with `-o` has a value only if it is "used".
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "run_line_magic":
+        frame = frame.f_back
+    caller = frame.f_back if frame is not None else None
+    if caller is None:
+        return "used"
+    following = (i for i in dis.get_instructions(caller.f_code) if i.offset > caller.f_lasti)
+    instruction = next(following, None)
+    if instruction is None:
+        return "used"
+    if instruction.opname == "POP_TOP":
+        return "dropped"
+    if instruction.opname == "RETURN_VALUE":  # by code that knows no better: `%time %jaxdevices`
+        return "returned"
+    # the display hook: PRINT_EXPR on Python 3.11, an intrinsic function since
+    shown = instruction.opname == "PRINT_EXPR" or "INTRINSIC_PRINT" in instruction.argrepr
+    return "shown" if shown else "used"

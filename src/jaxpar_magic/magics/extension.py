@@ -45,6 +45,16 @@ class Loaded:
         self._undo.append(undo)
         return instance
 
+    def add_configurable(self, configurable: Any) -> None:
+        """Make it known to `%config`."""
+        configurables = self.shell.configurables
+        configurables.append(configurable)
+
+        def undo() -> None:
+            configurables[:] = [c for c in configurables if c is not configurable]
+
+        self._undo.append(undo)
+
     def add_callback(self, event: str, function: Callable[..., Any]) -> None:
         self.shell.events.register(event, function)
 
@@ -88,15 +98,21 @@ def load(shell: Any) -> None:
     """Put the magics and the error hook into `shell`. A second call changes nothing."""
     if getattr(shell, _ATTRIBUTE, None) is not None:
         return
+    from .completion import Completion
     from .jaxdevices import FlagsGuard, JaxDevicesMagics
     from .jaxexplain import ErrorHook, JaxExplainMagics
     from .parmap import ParmapMagics
+    from .settings import JaxparMagics
 
     loaded = Loaded(shell)
     try:
+        settings = JaxparMagics(shell)
+        loaded.add_configurable(settings)
         loaded.add_magics(JaxDevicesMagics)
-        loaded.add_magics(ParmapMagics)
+        loaded.add_magics(ParmapMagics).settings = settings
         explain_magics = loaded.add_magics(JaxExplainMagics)
+        explain_magics.settings = settings
+        loaded.add_matcher(Completion(shell, explain_magics).matcher)
         guard = FlagsGuard()
         loaded.add_undo(lambda: guard.post_run_cell(None))  # the cell that unloads had its start, and no end
         loaded.add_callback("pre_run_cell", guard.pre_run_cell)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import os
-import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.display import display
 
-from .options import OptionParser, split_line, unquote, usage_error
+from .cell import use_of_value
+from .options import OptionParser, unquote, usage_error
 
 _NAME = "jaxdevices"
 
@@ -36,7 +34,7 @@ at their next use."""
 
 
 def _parser() -> OptionParser:
-    parser = OptionParser(_NAME, _DESCRIPTION)
+    parser = OptionParser(_NAME, "%jaxdevices [COUNT|all] [options]", _DESCRIPTION)
     add = parser.add_argument
     add("--platform", metavar="NAME", help="what JAX uses by default: cpu, gpu, cuda, rocm, tpu")
     add("--visible", metavar="0,1", help="the accelerators to use, by number")
@@ -44,13 +42,14 @@ def _parser() -> OptionParser:
     add("--no-preallocate", action="store_true", help="take an accelerator's memory as needed instead")
     for name, text in (("x64", "64-bit floats and integers"), ("debug-nans", "an error where a NaN appears")):
         dest = name.replace("-", "_")
-        add(f"--{name}", dest=dest, action="store_const", const=True, help=f"{text}: on")
-        add(f"--no-{name}", dest=dest, action="store_const", const=False, help="… off")
+        one = parser.add_mutually_exclusive_group()
+        one.add_argument(f"--{name}", dest=dest, action="store_const", const=True, help=f"{text}: on")
+        one.add_argument(f"--no-{name}", dest=dest, action="store_const", const=False, help="… off")
     add("--cache", metavar="DIR", help="keep compiled programs in DIR for the next session")
     add("--flag", metavar="XLA_FLAG", action="append", default=[], help="an XLA flag; may be repeated")
     add("--arrays", action="store_true", help="list the live arrays")
     add("--dry-run", action="store_true", help="change nothing, show how to do it without this package")
-    add("-o", "--out", metavar="NAME", help="put the report into a variable as well")
+    add("-o", "--out", metavar="NAME", help="the report into a variable; one line is shown")
     add("-q", "--quiet", action="store_true", help="show nothing")
     return parser
 
@@ -65,11 +64,10 @@ class JaxDevicesMagics(Magics):
     @line_magic
     def jaxdevices(self, line: str) -> Any:
         shell: Any = self.shell
-        tokens = split_line(line.rstrip().removesuffix(";"), _NAME)
-        if "-h" in tokens or "--help" in tokens:
-            print(PARSER.format_help())
+        read = PARSER.read(line)
+        if read is None:
             return None
-        options, positional = PARSER.parse_tokens(tokens)
+        options, positional = read
         if len(positional) > 1:
             raise usage_error(_NAME, f"one count at most, got {' '.join(positional)}.")
         if options.out is not None and not options.out.isidentifier():
@@ -90,11 +88,14 @@ class JaxDevicesMagics(Magics):
             dry_run=options.dry_run,
             namespace=shell.user_ns,
         )
+        use = use_of_value()
+        quiet = options.quiet or line.rstrip().endswith(";")
         if options.out is not None:
             shell.user_ns[options.out] = report
-        use = _use_of_value()
-        quiet = options.quiet or line.rstrip().endswith(";")
-        if use == "used" or (use == "shown" and not quiet):
+            if not quiet:
+                print(report.line())
+            return report if use == "used" else None
+        if use in ("used", "returned") or (use == "shown" and not quiet):
             return report
         if not quiet:
             display(report)
@@ -149,27 +150,3 @@ def _count(text: str) -> int | str:
         return int(text)
     except ValueError:
         return text
-
-
-def _use_of_value() -> Literal["dropped", "shown", "used"]:
-    """What the code that called the magic does with its value.
-
-    Returning the report is not enough: in a cell that goes on after `%jaxdevices 2`, nobody would see what
-    a reset left behind. Displaying it always is too much: as a cell's last line it would show twice, and
-    `report = %jaxdevices` should be silent like any assignment.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "run_line_magic":
-        frame = frame.f_back
-    caller = frame.f_back if frame is not None else None
-    if caller is None:
-        return "used"
-    following = (i for i in dis.get_instructions(caller.f_code) if i.offset > caller.f_lasti)
-    instruction = next(following, None)
-    if instruction is None:
-        return "used"
-    if instruction.opname == "POP_TOP":
-        return "dropped"
-    # the display hook: PRINT_EXPR on Python 3.11, an intrinsic function since
-    shown = instruction.opname == "PRINT_EXPR" or "INTRINSIC_PRINT" in instruction.argrepr
-    return "shown" if shown else "used"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import warnings
@@ -12,12 +11,11 @@ from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
-from traitlets import Enum, default
 
 from .options import OptionParser, usage_error
+from .settings import JaxparMagics
 
 _NAME = "jaxexplain"
-_MODES = ("brief", "full", "off")
 _MOST_WARNINGS = 20  # kept for the end of the cell; a loop may warn thousands of times
 _MARK = "_jaxpar_explained_in"
 
@@ -33,13 +31,13 @@ Explain an error of JAX: what went wrong with your own numbers, why, and ways ou
 %jaxexplain --list         all that can be explained
 %jaxexplain --off          no cards under tracebacks (--on: again)
 
-The card under a traceback is brief; %config JaxExplainMagics.mode = "full" (or "off") changes that, and so does
-the environment variable JAXPAR_EXPLAIN before the extension is loaded."""
+The card under a traceback is brief, and full when the same error comes again.
+%config JaxparMagics.explanations = "full" (or "brief", "off") changes that."""
 
 
 def _parser() -> OptionParser:
-    parser = OptionParser(_NAME, _DESCRIPTION)
-    add = parser.add_argument
+    parser = OptionParser(_NAME, "%jaxexplain [CODE|NUMBER|TEXT|option]", _DESCRIPTION)
+    add = parser.add_mutually_exclusive_group().add_argument
     add("--full", action="store_true", help="with the shapes at your line and the facts used")
     add("--list", action="store_true", help="list the codes")
     add("--on", action="store_true", help="cards under tracebacks: on")
@@ -52,15 +50,9 @@ PARSER = _parser()
 
 @magics_class
 class JaxExplainMagics(Magics):
-    """The magic `%jaxexplain`, and its configuration."""
+    """The magic `%jaxexplain`."""
 
-    mode = Enum(_MODES, help='Cards under tracebacks: "brief", "full" or "off".').tag(config=True)
-
-    @default("mode")
-    def _mode_of_the_environment(self) -> str:
-        mode = os.environ.get("JAXPAR_EXPLAIN", "").strip().lower()
-        return mode if mode in _MODES else "brief"
-
+    settings: JaxparMagics
     last: Any = None  # the Explanation shown last: plain data, so that `%jaxexplain 2` knows its fixes
 
     @no_var_expand
@@ -80,15 +72,14 @@ class JaxExplainMagics(Magics):
         return self._explain(request)
 
     def _options(self, request: str) -> Any:
-        tokens = request.split()
-        if tokens[0] in ("-h", "--help"):
-            print(PARSER.format_help())
+        read = PARSER.read(request)
+        if read is None:
             return None
-        options, rest = PARSER.parse_tokens(tokens)
+        options, rest = read
         if rest:
-            raise usage_error(_NAME, f"{tokens[0]} takes nothing after it, got {' '.join(rest)}.")
+            raise usage_error(_NAME, f"{request.split()[0]} takes nothing after it, got {' '.join(rest)}.")
         if options.on or options.off:
-            self.mode = "off" if options.off else "brief"
+            self.settings.explanations = "off" if options.off else "auto"
             print(f"Cards under tracebacks: {'off' if options.off else 'on'}.")
             return None
         if options.list:
@@ -213,7 +204,7 @@ class ErrorHook:
             return
         try:
             seen, self._warned = self._warned, []
-            if self._magics.mode == "off":
+            if self._magics.settings.explanations == "off":
                 return
             for warning in seen:
                 self._explain_warning(warning)
@@ -239,8 +230,10 @@ class ErrorHook:
 
         explanation = explain(error, name_file=cell_namer(self._shell))
         if explanation is not None:
+            mode, last = self._magics.settings.explanations, self._magics.last
+            again = last is not None and (last.code, last.what) == (explanation.code, explanation.what)
             self._magics.last = explanation
-            document = explanation.describe(brief=self._magics.mode != "full")
+            document = explanation.describe(brief=mode == "brief" or (mode == "auto" and not again))
             self._waiting.append(_with_hint(document, explanation))
 
     def _explain_warning(self, failure: Any) -> None:

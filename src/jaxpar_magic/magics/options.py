@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -25,14 +26,27 @@ def usage_error(magic: str, message: str) -> UsageError:
     return UsageError(f"%{magic}: {message}  (%{magic}? shows the options)")
 
 
-def split_line(line: str, magic: str) -> list[str]:
+@dataclass(frozen=True)
+class Split:
+    """A magic line taken apart, whether it is finished or not.
+
+    Attributes
+    ----------
+    tokens: those that a blank follows.
+    last: the one at the end of the line; "" after a blank, None in a comment.
+    open: the quotes and brackets around the end of the line, as what would close them, innermost last.
+    """
+
+    tokens: list[str]
+    last: str | None
+    open: list[str]
+
+
+def take_apart(line: str, magic: str) -> Split:
     """Split a magic line at blanks that stand outside quotes and brackets.
 
     Quotes are kept: each token is a Python expression or an option as typed. A token that begins with `#`
-    starts a comment. Raises UsageError for a quote or bracket that is not closed.
-
-    >>> split_line("np.linspace(0, 1, 5) k='a b' -s vmap  # a comment", "parmap")
-    ['np.linspace(0, 1, 5)', "k='a b'", '-s', 'vmap']
+    starts a comment. Raises UsageError for a bracket that closes nothing.
     """
     tokens: list[str] = []
     start: int | None = None  # of the token being read
@@ -50,7 +64,7 @@ def split_line(line: str, magic: str) -> list[str]:
             continue
         if start is None:
             if c == "#":
-                break
+                return Split(tokens, None, [])
             start = i
         if how in (_TEXT, _FSTRING):
             if c == "\\":
@@ -78,13 +92,21 @@ def split_line(line: str, magic: str) -> list[str]:
         elif c == ":" and how == _FIELD:  # what follows is a format: text with fields of its own
             inside[-1] = (closer, _FSTRING)
         i += step
-    if inside:
-        closer, _ = inside[-1]
+    return Split(tokens, "" if start is None else line[start:], [closer for closer, _ in inside])
+
+
+def split_line(line: str, magic: str) -> list[str]:
+    """The tokens of a finished magic line. Raises UsageError for a quote or bracket that is not closed.
+
+    >>> split_line("np.linspace(0, 1, 5) k='a b' -s vmap  # a comment", "parmap")
+    ['np.linspace(0, 1, 5)', "k='a b'", '-s', 'vmap']
+    """
+    split = take_apart(line, magic)
+    if split.open:
+        closer = split.open[-1]
         what = "unclosed quote" if closer[0] in "'\"" else "missing"
         raise usage_error(magic, f"{what} {closer} in: {line.strip()}")
-    if start is not None:
-        tokens.append(line[start:i])
-    return tokens
+    return [*split.tokens, *([split.last] if split.last else [])]
 
 
 def unquote(token: str) -> str:
@@ -101,76 +123,112 @@ class OptionParser(argparse.ArgumentParser):
 
     Examples
     --------
-    >>> parser = OptionParser("parmap", "Map a function.")
+    >>> parser = OptionParser("parmap", "%parmap FUNCTION INPUT", "Map a function.")
     >>> _ = parser.add_argument("-d", "--devices", type=int, default=None)
     >>> parser.parse_tokens(["xs", "-d", "2"])
     (Namespace(devices=2), ['xs'])
     """
 
-    def __init__(self, magic: str, description: str, epilog: str | None = None):
+    def __init__(self, magic: str, usage: str, description: str):
         super().__init__(
             prog=f"%{magic}",
+            usage=usage.replace("%", "%%"),  # argparse formats it
             description=description,
-            epilog=epilog,
             add_help=False,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.magic = magic
+        self.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS, help="this help")
 
     def error(self, message: str) -> NoReturn:
         raise usage_error(self.magic, message)
 
-    def flags(self) -> list[str]:
-        """Every option as typed: `['-s', '--strategy', …]`. Read by completion and by "did you mean"."""
-        return [flag for action in self._actions for flag in action.option_strings]
+    def actions(self) -> dict[str, argparse.Action]:
+        """Each option as typed (`-s`, `--strategy`) → what argparse knows of it."""
+        return {flag: action for action in self._actions for flag in action.option_strings}
+
+    def read(self, line: str) -> tuple[argparse.Namespace, list[str]] | None:
+        """Options and positional tokens of a magic line, or None if it asked for help: that is printed then."""
+        tokens = split_line(line.rstrip().removesuffix(";"), self.magic)
+        if "-h" in tokens or "--help" in tokens:
+            print(self.format_help())
+            return None
+        return self.parse_tokens(tokens)
 
     def parse_tokens(self, tokens: Iterable[str]) -> tuple[argparse.Namespace, list[str]]:
         """Options and positional tokens, in any order.
 
         A value may be attached (`--devices=2`, `-d=2`, `-d2`) or follow; it may begin with a dash. An option
         whose value may be left out (`nargs="?"`) takes the next token only if its `type` accepts it, so that
-        in `-c xs` the input stays an input. An unknown option is refused with the nearest one; `-h` shows
-        the options.
+        in `-c xs` the input stays an input. An unknown option, or value of an option with `choices`, is
+        refused with the nearest one.
         """
-        actions = {flag: action for action in self._actions for flag in action.option_strings}
         options, positional = [], []
         rest = list(tokens)
         while rest:
             token = rest.pop(0)
-            if not token.startswith("-") or token == "-" or token[1].isdigit() or token[1] == ".":
+            if not is_option(token):
                 positional.append(token)
                 continue
-            flag, attached, value = token.partition("=")
-            if flag in ("-h", "--help") and flag not in actions:
-                raise UsageError(f"the options of %{self.magic}\n{self.format_help()}")
-            short = actions.get(token[:2])
-            if flag not in actions and f"-{flag}" not in actions and short is not None and short.nargs != 0:
-                flag, attached, value = token[:2], "=", token[2:]  # -d2
-            action = actions.get(flag)
+            flag, action, value = self._option(token)
             if action is None:
-                advice = did_you_mean(flag, actions) or " (An expression that begins with - needs brackets.)"
+                advice = did_you_mean(flag, self.actions()) or " (An expression that begins with - needs brackets.)"
                 raise usage_error(self.magic, f"unknown option {flag!r}.{advice}")
-            if attached and action.nargs == 0:
+            if value is not None and action.nargs == 0:
                 raise usage_error(self.magic, f"option {flag!r} takes no value, got {value!r}.")
-            if not attached and action.nargs != 0 and rest and _can_be_value(rest[0], action, actions):
-                attached, value = "=", rest.pop(0)
+            if value is None and rest and self._takes(rest[0], action):
+                value = rest.pop(0)
+            if value is not None and action.choices is not None:
+                choice(self.magic, action.option_strings[-1], unquote(value), action.choices)
             # `=` keeps argparse from reading a value such as -1 or --xla_flag as an option.
-            options.append(f"{flag}={unquote(value)}" if attached else flag)
+            options.append(flag if value is None else f"{flag}={unquote(value)}")
         return self.parse_args(options), positional
 
+    def so_far(self, tokens: Iterable[str]) -> tuple[list[str], list[argparse.Action], argparse.Action | None]:
+        """What stands in a line that is being typed: positional tokens, options, and the option whose value is due."""
+        positional, given = [], []
+        rest = list(tokens)
+        while rest:
+            token = rest.pop(0)
+            if not is_option(token):
+                positional.append(token)
+                continue
+            _, action, value = self._option(token)
+            if action is None:
+                continue
+            given.append(action)
+            if value is None and action.nargs != 0 and not rest:
+                return positional, given, action
+            if value is None and rest and self._takes(rest[0], action):
+                rest.pop(0)
+        return positional, given, None
 
-def _can_be_value(token: str, action: argparse.Action, actions: Mapping[str, argparse.Action]) -> bool:
-    """Whether the token after an option is its value."""
-    if token.partition("=")[0] in actions:
-        return False
-    if action.nargs != "?" or action.type is None:
-        return action.nargs != "?" or not token.startswith("-")
-    try:
-        action.type(unquote(token))  # type: ignore[operator]
-    except (UsageError, argparse.ArgumentTypeError, TypeError, ValueError):
-        return False
-    return True
+    def _option(self, token: str) -> tuple[str, argparse.Action | None, str | None]:
+        """A token's option, what is known of it (None: nothing), and the value attached to it."""
+        actions = self.actions()
+        flag, equals, value = token.partition("=")
+        short = actions.get(token[:2])
+        if flag not in actions and f"-{flag}" not in actions and short is not None and short.nargs != 0:
+            return token[:2], short, token[2:]  # -d2
+        return flag, actions.get(flag), value if equals else None
+
+    def _takes(self, token: str, action: argparse.Action) -> bool:
+        """Whether the token after an option is its value."""
+        if action.nargs == 0 or token.partition("=")[0] in self.actions():
+            return False
+        if action.nargs != "?" or action.type is None:
+            return action.nargs != "?" or not token.startswith("-")
+        try:
+            action.type(unquote(token))  # type: ignore[operator]
+        except (UsageError, argparse.ArgumentTypeError, TypeError, ValueError):
+            return False
+        return True
+
+
+def is_option(token: str) -> bool:
+    """Whether a token is an option: not `-`, `-1` or `-.5`, which are inputs."""
+    return token.startswith("-") and token != "-" and not token[1].isdigit() and token[1] != "."
 
 
 def choice(magic: str, option: str, value: Any, known: Iterable[str]) -> str:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import functools
 import keyword
+import math
 from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from ..errors import did_you_mean
-from .cell import CellBody, parse_cell, run_body
-from .options import OptionParser, choice, split_line, usage_error
+from ..mapping.choices import CHECK, ON_ERROR, REMAINDER, SHOW, STRATEGIES
+from .cell import CellBody, parse_cell, run_body, use_of_value
+from .options import OptionParser, usage_error
+from .settings import JaxparMagics
 
 try:
     from IPython.core.magic import output_can_be_silenced
@@ -26,60 +30,75 @@ except ImportError:  # IPython < 8.3 shows a magic's value whatever stands behin
         return magic_func
 
 
-_STRATEGIES = ("auto", "vmap", "map", "jit", "shard_map", "pmap", "thread", "process", "serial")
-_SHOW = ("plan", "code", "jaxpr", "hlo", "sharding")
+_DESCRIPTION = """\
+Map a function over inputs on all cores, devices or worker processes.
 
-_EXAMPLES = """
-examples:
-  %parmap f xs                              map the function f over xs, stack the results
-  ys = %parmap f xs -s thread               the same, into a variable
-  %parmap f pairs                           a list of tuples is spread over f's parameters
-  %parmap f xs years=5.0 --key 0            a shared value, and a PRNG key per item as f's parameter key
-  %parmap f xs --compare                    time all strategies and check that they agree
-  %parmap f xs --show code                  the plain JAX that does the same
+%parmap f xs                         maps the function f over xs and stacks the results
+ys = %parmap f xs -s thread          the same into a variable, by a strategy of your choice
+%parmap f xs --compare               times all strategies and checks that they agree
+%parmap f xs --show code             the plain JAX that does the same
+%parmap g pairs                      a list of tuples is spread over g's parameters
+%parmap h xs years=5.0 --key 0       a shared value, and a PRNG key per item as h's parameter key
 
-  %%parmap xs -o ys                         the cell defines the function
-  def f(x): ...
+%%parmap xs -o ys                    the cell defines the function …
+def double(x):
+    return 2 * x
 
-  %%parmap x=xs k=3                         or is an expression of the named inputs
-  x ** k
-"""
+%%parmap x=xs k=3                    … or is an expression of the named inputs
+x ** k
+
+An input is a Python expression: an array or a pytree of arrays (mapped along axis 0), or a list, range,
+generator, Series or DataFrame (a sequence of items). A number or string is the same for all items;
+name=expression names the parameter. The value is the results, stacked; with -o, the line has a value only where
+you assign it. The report line says "batches of 64" where each device takes 64 items at once (-b)."""
 
 
 def _strategy_names(text: str) -> str:
     """Names for --compare, separated by commas; what is none of them is an input that stands behind the option."""
     for name in text.split(","):
-        if name.strip() not in _STRATEGIES:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(_STRATEGIES)}")
+        if name.strip() not in STRATEGIES:
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is not one of {', '.join(STRATEGIES)}.{did_you_mean(name, STRATEGIES)}"
+            )
     return text
 
 
+@functools.cache
 def make_parser() -> OptionParser:
     """The options of `%parmap`, as in the table of the documentation."""
-    p = OptionParser("parmap", "Map a function over inputs on all cores, devices or worker processes.", _EXAMPLES)
-    p.add_argument("-s", "--strategy", default="auto", metavar="NAME", help=", ".join(_STRATEGIES))
-    p.add_argument("-d", "--devices", metavar="N", help="how many devices (or workers); default all")
-    p.add_argument("-b", "--batch-size", metavar="N", help="items vectorised together on a device")
-    p.add_argument("--chunk-size", metavar="N", help="items per dispatch, which bounds memory")
+    p = OptionParser("parmap", "%parmap FUNCTION INPUT [INPUT …] [options]", _DESCRIPTION)
+    p.add_argument("-s", "--strategy", choices=STRATEGIES, metavar="NAME", help=", ".join(STRATEGIES))
+    p.add_argument("-d", "--devices", metavar="N", help="how many devices, threads or workers; default all")
+    p.add_argument(
+        "-b", "--batch-size", metavar="N", help="items vectorised together on a device, as by vmap; default chosen"
+    )
+    p.add_argument("--chunk-size", metavar="N", help="items per dispatch, which bounds memory; default chosen")
     p.add_argument("-a", "--in-axes", metavar="AXES", help="as in jax.vmap; None shares an input with all items")
     p.add_argument("--out-axes", metavar="AXES", help="as in jax.vmap")
     p.add_argument("--static", action="append", default=[], metavar="NAME", help="an input that is a constant")
     p.add_argument("--key", metavar="SEED", help="one PRNG key per item, for the function's parameter key")
-    p.add_argument("--remainder", default="pad", metavar="HOW", help="pad (default), drop or error")
-    p.add_argument("--on-error", default="raise", metavar="HOW", help="raise (default) or skip failing items")
-    p.add_argument("--check", metavar="WHAT", help="finite: name the items whose result has NaN or inf")
+    p.add_argument("--remainder", choices=REMAINDER, default="pad", metavar="HOW", help="pad (default), drop or error")
+    p.add_argument(
+        "--on-error", choices=ON_ERROR, default="raise", metavar="HOW", help="raise (default) or skip failing items"
+    )
+    p.add_argument("--check", choices=CHECK, metavar="WHAT", help="finite: name the items whose result has NaN or inf")
     p.add_argument("--checkpoint", metavar="DIR", help="keep finished chunks in a folder")
     p.add_argument("--resume", action="store_true", help="go on from the chunks that an earlier run left")
     p.add_argument("--timeout", metavar="SECONDS", help="stop after this time; what is done is kept for --resume")
     p.add_argument("--no-progress", action="store_true", help="no progress bar")
     p.add_argument(
-        "-c", "--compare", nargs="?", const=True, type=_strategy_names, metavar="NAMES", help="run several strategies"
+        "-c",
+        "--compare",
+        nargs="?",
+        const=True,
+        type=_strategy_names,
+        metavar="NAMES",
+        help="run several strategies: all, or those named (vmap,thread); a table of times, and how far results differ",
     )
-    p.add_argument("--show", metavar="WHAT", help=", ".join(_SHOW) + ": instead of running")
+    p.add_argument("--show", choices=SHOW, metavar="WHAT", help=", ".join(SHOW) + ": instead of running")
     p.add_argument("-o", "--out", metavar="NAME", help="result into a variable; only the report line is shown")
     p.add_argument("-q", "--quiet", action="store_true", help="no report line")
-    p.add_argument("--noresult", action="store_true", help="do not return the result")
-    p.add_argument("-h", "--help", action="store_true", help="this help")
+    p.add_argument("--noresult", action="store_true", help="the line has no value")
     return p
 
 
@@ -88,48 +107,18 @@ class ParmapMagics(Magics):
     """Parallel maps."""
 
     shell: Any
+    settings: JaxparMagics
 
     @output_can_be_silenced
     @no_var_expand
     @line_cell_magic
     def parmap(self, line: str, cell: str | None = None) -> Any:
-        """Map a function over inputs on all cores, devices or worker processes.
-
-        ::
-
-          %parmap FUNCTION INPUT [INPUT …] [options]
-          %%parmap INPUT [INPUT …] [options]        the cell defines the function
-
-        INPUT is a Python expression: an array or a pytree of arrays (mapped along axis 0), or a list, range,
-        generator, Series or DataFrame (a sequence of items). `name=expression` names the parameter; a number or
-        string is the same for all items. With named inputs the cell may be a bare expression of them.
-
-        Examples::
-
-          %parmap f xs
-          ys = %parmap f xs -s shard_map -d 4
-          %parmap f pairs                   # a list of tuples, as for Pool.starmap
-          %parmap f xs years=5.0 --key 0    # f(x, years=5.0, key=...)
-          %parmap f xs --compare
-          %parmap f xs --show code
-
-          %%parmap xs -o ys
-          def f(x):
-              return x ** 2
-
-          %%parmap x=xs k=3
-          x ** k
-
-        Options: %parmap --help
-        """
         __tracebackhide__ = True
-        parser = make_parser()
-        silent = not _SILENCES and (line if cell is None else cell).rstrip().endswith(";")
-        args, tokens = parser.parse_tokens(split_line(line.rstrip().removesuffix(";"), "parmap"))
-        args.noresult |= silent
-        if args.help:
-            print(parser.format_help())
+        read = make_parser().read(line)
+        if read is None:
             return None
+        args, tokens = read
+        args.noresult |= not _SILENCES and (line if cell is None else cell).rstrip().endswith(";")
         options = self._options(args)
         function, tokens, body = self._function(tokens, cell)
         inputs, named, texts = self._inputs(tokens)
@@ -137,18 +126,17 @@ class ParmapMagics(Magics):
             function = self._cell_function(body, inputs, named, texts, args.key is not None)
         elif texts is not None:
             texts.function = self._function_text
-        return self._run(function, inputs, named, options, args, texts)
+        assigned = cell is None and use_of_value() == "used"
+        return self._run(function, inputs, named, options, args, texts, assigned=assigned)
 
     # ---------------------------------------------------------------- reading the line
 
     def _options(self, args: argparse.Namespace) -> dict[str, Any]:
-        choice("parmap", "--strategy", args.strategy, _STRATEGIES)
-        if args.show is not None:
-            choice("parmap", "--show", args.show, _SHOW)
         if args.out is not None and (not args.out.isidentifier() or keyword.iskeyword(args.out)):
             raise usage_error("parmap", f"--out {args.out}: not a variable name.")
         options: dict[str, Any] = {
-            "strategy": args.strategy,
+            "strategy": args.strategy or self.settings.strategy,
+            "devices": self.settings.devices,
             "static": tuple(args.static),
             "remainder": args.remainder,
             "on_error": args.on_error,
@@ -156,6 +144,8 @@ class ParmapMagics(Magics):
             "checkpoint": args.checkpoint,
             "resume": args.resume,
         }
+        if args.devices == "all":
+            options["devices"] = args.devices = None
         for name in ("devices", "batch_size", "chunk_size"):
             value = getattr(args, name)
             if value is not None:
@@ -184,7 +174,8 @@ class ParmapMagics(Magics):
             return eval(compile(tree, "<parmap>", "eval"), self.shell.user_global_ns, self.shell.user_ns)
         except NameError as error:
             known = [n for n in self.shell.user_ns if not n.startswith("_")]
-            hint = did_you_mean(str(getattr(error, "name", "") or ""), known)
+            name = str(getattr(error, "name", "") or "")
+            hint = did_you_mean(name, known) or did_you_mean(name, STRATEGIES)  # these stand behind --compare
             raise usage_error("parmap", f"{where}: {error}.{hint}") from None
 
     def _inputs(self, tokens: list[str]) -> tuple[list[Any], dict[str, Any], Any]:
@@ -283,6 +274,7 @@ class ParmapMagics(Magics):
         earlier = space.get("expression", missing)
         exec(code, self.shell.user_global_ns, space)
         function = space.pop("expression")
+        function.__name__ = "<expression>"  # not the user's name: reports leave it out, like <lambda>
         if earlier is not missing:
             space["expression"] = earlier
         texts.function = "expression"
@@ -291,7 +283,7 @@ class ParmapMagics(Magics):
 
     # ---------------------------------------------------------------- running and showing
 
-    def _run(self, function, inputs, named, options, args, texts) -> Any:
+    def _run(self, function, inputs, named, options, args, texts, *, assigned: bool) -> Any:
         __tracebackhide__ = True
         from ..mapping import api
         from ..mapping.compare import Comparison
@@ -299,6 +291,8 @@ class ParmapMagics(Magics):
         from ..mapping.result import MapResult
         from .progress import progress_display
 
+        delay = self.settings.progress_delay
+        watched = not (args.no_progress or args.quiet or delay == math.inf)
         done = api.run(
             function,
             inputs,
@@ -307,7 +301,8 @@ class ParmapMagics(Magics):
             compare=args.compare,
             show=args.show,
             texts=texts,
-            display=None if args.no_progress or args.quiet else progress_display(self.shell),
+            display=progress_display(self.shell) if watched else None,
+            delay=delay,
         )
         if isinstance(done, MapResult) and not args.quiet:
             print("\n".join(done.report.lines()))
@@ -315,10 +310,14 @@ class ParmapMagics(Magics):
             if isinstance(done, Comparison) and not args.quiet:
                 display(done)
             self.shell.user_ns[args.out] = done.value
-            return None
+            if not assigned:
+                return None
         if args.noresult:
             return None
         return done.value if isinstance(done, MapResult) else done
+
+
+ParmapMagics.parmap.__doc__ = make_parser().format_help()  # what `%parmap?` shows
 
 
 def _named(token: str) -> tuple[str | None, str]:

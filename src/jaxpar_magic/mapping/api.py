@@ -31,11 +31,12 @@ def run(
     show: str | None = None,
     texts: Texts | None = None,
     display: Callable[[], Display] | None = None,
+    delay: float | None = None,
 ) -> MapResult | Comparison | Shown:
     """What `parmap` and the magics do; they differ in how they show it. See `parmap` for the parameters.
 
     `texts` is how the user wrote the function and the inputs, for `show="code"`; `display` makes what shows the
-    progress of a long run.
+    progress of a run that takes longer than `delay` seconds.
     """
     __tracebackhide__ = True
     global _last_report
@@ -50,7 +51,7 @@ def run(
             return show_map(show, function, inputs, named, options, texts)
         if compare:
             return compare_strategies(function, inputs, named, options, compare)
-        with Monitor(display, options.timeout) as monitor:
+        with Monitor(display, options.timeout, delay) as monitor:
             try:
                 result = run_map(function, inputs, named, options, monitor)
             except KeyboardInterrupt as stopped:
@@ -60,6 +61,8 @@ def run(
                 raise
     if options.resume:
         drop()
+    name = str(getattr(function, "__name__", ""))
+    result.report.function = name if name.isidentifier() else ""  # not <lambda>
     _last_report = result.report
     return result
 

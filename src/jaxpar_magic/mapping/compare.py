@@ -66,12 +66,14 @@ class Comparison(Described):
     length: number of items.
     value: the result of the fastest one that ran whole.
     notes: what the user should know.
+    reference: the strategy with whose result the others are compared.
     """
 
     rows: list[Row]
     length: int
     value: Any
     notes: list[str] = field(default_factory=list)
+    reference: str | None = None
 
     @property
     def fastest(self) -> str | None:
@@ -110,14 +112,19 @@ class Comparison(Described):
                     duration(r.compile_seconds) if r.compile_seconds is not None else compiling,
                     about + duration(r.run_seconds),
                     f"{speed:,.0f} ×" if speed >= 100 else f"{speed:.3g} ×",
-                    ", ".join([_difference(r.difference), *words]),
+                    ", ".join(["reference" if r.strategy == self.reference else _difference(r.difference), *words]),
                 )
             )
         over = "a plain loop" if base and base.strategy == "serial" else (base.strategy if base else "")
+        against = ""
+        if self.reference is not None and any(r.difference for r in self.rows):
+            against = (
+                f"; a result differs from that of {self.reference} by so much, as a share of the largest value there"
+            )
         table = Table(
             ("strategy", "parts", "compile", "run", "speed-up", "result"),
             rows,
-            f"{self.length:,} items; speed-up over {over}; run time without compiling",
+            f"{self.length:,} items; speed-up over {over}; run time without compiling{against}",
             frozenset({1, 2, 3, 4}),
         )
         # Next to an estimate of hours all others would be invisible.
@@ -189,7 +196,8 @@ def compare_strategies(
         ] = None
     whole = [r for r in rows if r.run_seconds is not None and r.measured == batch.length]
     best = min(whole, key=lambda r: r.run_seconds or 0.0).strategy if whole else reference
-    return Comparison(rows, batch.length, values[best][0], list(notes))
+    compared = reference if len(values) > 1 else None
+    return Comparison(rows, batch.length, values[best][0], list(notes), compared)
 
 
 def _names(which: Any) -> list[str]:

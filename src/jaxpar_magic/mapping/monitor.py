@@ -78,10 +78,14 @@ class Monitor:
     ----------
     display: shows progress, or None to show nothing.
     timeout: seconds after which `check` raises MapTimeout, or None.
+    delay: seconds during which nothing is shown; None is DELAY_SECONDS.
     """
 
-    def __init__(self, display: Callable[[], Display] | None = None, timeout: float | None = None):
+    def __init__(
+        self, display: Callable[[], Display] | None = None, timeout: float | None = None, delay: float | None = None
+    ):
         self._make_display = display
+        self._delay = DELAY_SECONDS if delay is None else delay
         self._display: Display | None = None
         self._timeout = timeout
         self._begin = self._phase_begin = self._last_advance = time.monotonic()
@@ -167,7 +171,7 @@ class Monitor:
             self._display.close()
 
     def _watch(self) -> None:
-        if self._stop.wait(DELAY_SECONDS):
+        if self._stop.wait(self._delay):
             return
         try:
             assert self._make_display is not None

@@ -47,6 +47,7 @@ class MapReport(Described):
 
     Attributes
     ----------
+    function: name of the function; "" if it has none.
     strategy: the strategy that ran.
     length: number of items computed.
     parts: devices, threads or workers used.
@@ -79,6 +80,7 @@ class MapReport(Described):
     notes: list[str] = field(default_factory=list)
     failed: list[ItemReport] = field(default_factory=list)
     not_finite: list[ItemReport] = field(default_factory=list)
+    function: str = ""
     chunk_seconds: list[float] = field(default_factory=list)
 
     @property
@@ -88,7 +90,7 @@ class MapReport(Described):
 
     def line(self) -> str:
         """The report in one line."""
-        parts = [f"parmap: {self.strategy}"]
+        parts = [f"parmap {self.function}: {self.strategy}" if self.function else f"parmap: {self.strategy}"]
         if self.strategy != "serial":
             parts[0] += f" on {self.parts} {self.unit}{'s' if self.parts != 1 else ''}"
         parts.append(f"{self.length:,} item{'s' if self.length != 1 else ''}")
