@@ -143,7 +143,7 @@ def differences(before: dict[str, object], after: dict[str, object]) -> list[str
 @pytest.fixture
 def ready(shell):
     """A shell in which what comes with the first cells has come."""
-    for cell in ("1", "1 / 0", "%lsmagic", "%unload_ext nothing"):
+    for cell in ("1", "1 / 0", "%lsmagic", "%unload_ext nothing", "%config"):
         shell.run_cell(cell)
     import jaxpar_magic.magics.jaxdevices
     import jaxpar_magic.magics.jaxexplain  # noqa: F401  importing is not undone

@@ -269,7 +269,7 @@ def make_cache(path: str) -> None:
     """Create the directory of the compilation cache, if it is not there. Raises OptionError."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _no_cache(path, error) from None
 
 

@@ -35,7 +35,7 @@ Map a function over inputs on all cores, devices or worker processes.
 
 %parmap f xs                         maps the function f over xs and stacks the results
 ys = %parmap f xs -s thread          the same into a variable, by a strategy of your choice
-%parmap f xs --compare               times all strategies and checks that they agree
+%parmap f xs --compare vmap,thread   times these strategies (without names: all) and checks that they agree
 %parmap f xs --show code             the plain JAX that does the same
 %parmap g pairs                      a list of tuples is spread over g's parameters
 %parmap h xs years=5.0 --key 0       a shared value, and a PRNG key per item as h's parameter key

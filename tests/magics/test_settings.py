@@ -1,0 +1,145 @@
+"""`%config JaxparMagics`, ipython_config.py and environment variables: what is set, and what a bad value does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from conftest import cell_errors, cell_text, run_notebook
+from traitlets.config import Config
+
+from jaxpar_magic.errors import OptionError
+from jaxpar_magic.magics.settings import JaxparMagics
+
+
+@pytest.fixture
+def loaded(shell):
+    """Load the extension with a config; its settings."""
+
+    def load(**config):
+        shell.config.merge(Config(JaxparMagics=config))
+        shell.run_line_magic("load_ext", "jaxpar_magic")
+        return next(c for c in shell.configurables if isinstance(c, JaxparMagics))
+
+    yield load
+    shell.run_line_magic("unload_ext", "jaxpar_magic")
+
+
+GOOD = [
+    ("strategy", "shard_map", "shard_map"),
+    ("devices", 2, 2),
+    ("devices", "3", 3),
+    ("devices", "all", None),
+    ("explanations", "off", "off"),
+    ("progress_delay", 0, 0.0),
+    ("progress_delay", "0.5", 0.5),
+    ("progress_delay", "inf", math.inf),
+    ("progress_delay", 1e300, math.inf),
+]
+BAD = [
+    ("strategy", "vmpa", "not one of auto, vmap, .*Did you mean 'vmap'"),
+    ("strategy", ["vmap"], "not one of"),
+    ("devices", "0", "whole number from 1 on"),
+    ("devices", 1.5, "whole number"),
+    ("devices", True, "whole number"),
+    ("explanations", "ful", "not one of auto, brief, full, off. Did you mean 'full'"),
+    ("progress_delay", "-1", "seconds, a number from 0 on"),
+    ("progress_delay", "soon", "seconds"),
+    ("progress_delay", math.nan, "seconds"),
+    ("progress_delay", None, "seconds"),
+    ("progress_delay", True, "seconds"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "kept"), GOOD)
+def test_values_that_can_be_used(loaded, name, value, kept):
+    settings = loaded(**{name: value})  # as in ipython_config.py
+    assert getattr(settings, name) == kept
+    setattr(settings, name, value)
+    assert getattr(settings, name) == kept
+
+
+@pytest.mark.parametrize(("name", "value", "why"), BAD)
+def test_values_that_cannot_be_used(loaded, capsys, name, value, why):
+    settings = loaded(**{name: value})
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith(f"jaxpar_magic: c.JaxparMagics.{name} = {value!r} is ignored: ")
+    default = getattr(settings, name)
+    assert default == {"strategy": "auto", "devices": None, "explanations": "auto", "progress_delay": 2.0}[name]
+    with pytest.raises(OptionError, match=f"JaxparMagics.{name} = .*{why}") as caught:
+        setattr(settings, name, value)
+    assert "\n" not in str(caught.value)
+    assert getattr(settings, name) == default
+
+
+@pytest.mark.parametrize(("name", "value", "kept"), [case for case in GOOD if isinstance(case[1], str)])
+def test_environment_variables(loaded, monkeypatch, name, value, kept):
+    monkeypatch.setenv(f"JAXPAR_{name.upper()}", value)
+    other = {"strategy": "serial", "devices": 1, "explanations": "full", "progress_delay": 9}[name]
+    assert getattr(loaded(**{name: other}), name) == kept  # goes before the file
+
+
+@pytest.mark.parametrize(("name", "value", "why"), [case for case in BAD if isinstance(case[1], str)])
+def test_bad_environment_variables(loaded, monkeypatch, capsys, name, value, why):
+    monkeypatch.setenv(f"JAXPAR_{name.upper()}", value)
+    settings = loaded()
+    said = capsys.readouterr().err
+    assert said.startswith(f"jaxpar_magic: JAXPAR_{name.upper()}={value} is ignored: ") and said.count("\n") == 1
+    assert getattr(settings, name) == JaxparMagics.class_traits()[name].default_value
+
+
+def test_blank_variables_are_none(loaded, monkeypatch, capsys):
+    monkeypatch.setenv("JAXPAR_STRATEGY", " ")
+    assert loaded().strategy == "auto"
+    assert capsys.readouterr().err == ""
+
+
+def test_config_lists_them_with_help(loaded, shell, capsys):
+    loaded()
+    shell.run_cell("%config")
+    assert "JaxparMagics" in capsys.readouterr().out
+    shell.run_cell("%config JaxparMagics")
+    listed = " ".join(capsys.readouterr().out.split())
+    for name, trait in JaxparMagics.class_traits(config=True).items():
+        assert f"JaxparMagics.{name}=<Setting> {trait.help} Current: " in listed
+    shell.run_cell("%config JaxparMagics.strategy = 'vmpa'")
+    assert shell.run_cell("%config JaxparMagics.strategy").result == "auto"
+
+
+def test_gone_after_unloading_and_fresh_after_loading(loaded, shell):
+    loaded().strategy = "serial"
+    shell.run_line_magic("unload_ext", "jaxpar_magic")
+    assert not [c for c in shell.configurables if isinstance(c, JaxparMagics)]
+    assert loaded().strategy == "auto"
+
+
+def test_what_they_do_in_a_kernel():
+    setup = "%load_ext jaxpar_magic\nimport numpy as np, jax\nxs = np.arange(6, dtype=np.float32)"
+    fail = "jax.pmap(lambda x: x)(xs)"
+    cells = [
+        setup,
+        "%parmap (lambda x: x) xs -o ys",
+        "%parmap (lambda x: x) xs -o ys -s thread -d 1",
+        "%config JaxparMagics.strategy = 'shard_map'",
+        "%parmap (lambda x: x) xs -o ys",
+        fail,
+        fail + "  # again",
+        "%config JaxparMagics.explanations = 'brief'",
+        fail + "  # brief",
+        "%config JaxparMagics.explanations = 'ful'",
+        "%jaxexplain --off",
+        fail + "  # off",
+    ]
+    env = {"JAXPAR_STRATEGY": "map", "JAXPAR_DEVICES": "1", "JAXPAR_PROGRESS_DELAY": "x"}
+    shown = run_notebook(cells, env=env).cells
+    assert cell_text(shown[0]).startswith("jaxpar_magic: JAXPAR_PROGRESS_DELAY=x is ignored: needs seconds")
+    assert not cell_errors(shown[0])
+    starts = [cell_text(shown[i]).split(",")[0] for i in (1, 2, 4)]
+    assert starts == ["parmap: map on 1 device", "parmap: thread on 1 thread", "parmap: shard_map on 1 device"]
+    full = ["At that line" in cell_text(shown[i]) for i in (5, 6, 8)]
+    assert full == [False, True, False]
+    assert "JPX0104" in cell_text(shown[5])
+    mistake = cell_text(shown[9]).strip()
+    assert "Did you mean 'full'?" in mistake and "\n" not in mistake and "Traceback" not in mistake
+    assert [o.output_type for o in shown[11].outputs] == ["error"]
