@@ -84,6 +84,10 @@ class CheckpointError(JaxparError, RuntimeError):
     """A checkpoint folder cannot be used: it belongs to another map, is damaged, or cannot be written."""
 
 
+class OutputError(JaxparError, RuntimeError):
+    """The file of a result (`out_file`) cannot be written. What stood in its place is unchanged."""
+
+
 class MapTimeout(JaxparError, TimeoutError):
     """A map took longer than its timeout. What was finished is kept for `resume`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .._jax import without_context_mesh
@@ -16,7 +17,8 @@ from .options import MapOptions
 from .result import MapReport, MapResult
 from .runner import run_map
 from .show import Shown, show_map
-from .source import Texts
+from .source import INPUT_FILE, Texts
+from .sources import open_input
 
 _last_report: MapReport | None = None
 
@@ -45,6 +47,14 @@ def run(
             f"function: needs a function of one item, got a {type(function).__name__}.",
             argument="function",
             next_step="parmap(function, inputs)",
+        )
+    if options.input_file is not None:
+        inputs = (open_input(options.input_file)[0], *inputs)
+        if texts is not None:
+            texts = replace(texts, positional=[INPUT_FILE, *texts.positional])
+    if compare and options.out_file is not None:
+        raise OptionError(
+            "out_file and compare do not go together: each strategy would write the file.", argument="out_file"
         )
     with without_context_mesh():
         if show is not None:
@@ -96,6 +106,9 @@ def parmap(
     checkpoint: str | os.PathLike | None = None,
     resume: bool = False,
     timeout: float | None = None,
+    memory: int | str | None = None,
+    input_file: str | os.PathLike | None = None,
+    out_file: str | os.PathLike | None = None,
     compare: bool | str | Sequence[str] | None = None,
     show: str | None = None,
     quiet: bool = True,
@@ -111,6 +124,8 @@ def parmap(
     *inputs, **named:
         What to map over. An array or a pytree of arrays is mapped along axis 0 of shape (items, …); a list, range,
         generator, Series or DataFrame is a sequence of items. Scalars and strings are the same for all items.
+        What lies in a file (`numpy.memmap`, `h5py.Dataset`, `zarr.Array`, a dask array, or whatever else has a shape,
+        a dtype and slices) is read chunk by chunk, and a long iterator is consumed so, while the map runs.
         A list of tuples is spread over the parameters, as `Pool.starmap` does, if the function takes them so.
     strategy:
         "auto", "vmap", "map", "jit", "shard_map", "pmap", "thread", "process" or "serial".
@@ -119,7 +134,7 @@ def parmap(
     batch_size:
         Items vectorised together on a device; default chosen.
     chunk_size:
-        Items per dispatch, which bounds memory; default chosen from the memory that is free.
+        Items per dispatch; default chosen, so that `memory` is kept.
     in_axes, out_axes:
         As in `jax.vmap`; in_axes also as a dict of parameter names. None shares an input with all items.
     static:
@@ -141,6 +156,17 @@ def parmap(
         memory. Refused, with what differs, if it was another map.
     timeout:
         Seconds after which the map is stopped with `MapTimeout`; looked at between chunks and while waiting for one.
+    memory:
+        What the map may hold at its peak, without your own arrays: bytes, or text such as "2GB", "1.5GiB" or "50%" of
+        what is free to this process; default 80 %. Chunks, and where need be batches, are chosen by what the compiled
+        program says that it needs. Not for "process" and "serial".
+    input_file:
+        The first input, from a file: "x.npy" (mapped into memory, read chunk by chunk), "x.npz::NAME",
+        "x.h5::DATASET", "x.zarr" or "x.zarr::ARRAY".
+    out_file:
+        Write the result to this file, chunk by chunk, instead of keeping it: "y.npy" for one array, "y.zarr" for
+        several too, each named by its place in the function's result. The file appears when it is complete; an older
+        one of that name stays until then.
     compare:
         True or names of strategies: run them, check that they agree, and return a `Comparison`.
     show:
@@ -151,12 +177,13 @@ def parmap(
     Returns
     -------
     The results stacked along axis 0 (or `out_axes`), in the order of the items: JAX arrays, a pytree of them where
-    the function returns one, numpy arrays from plain Python, a list where results do not stack.
+    the function returns one, numpy arrays from plain Python, a list where results do not stack. With `out_file`: the
+    file, opened for reading (a `numpy.memmap`, or zarr arrays).
 
     Raises
     ------
     OptionError, InputError, DeviceError, CheckpointError: nothing has run. WorkerError: a worker process was lost.
-    MapTimeout: the time was over; what is done is kept for `resume`.
+    MapTimeout: the time was over; what is done is kept for `resume`. OutputError: `out_file` cannot be written.
     Any exception of the function itself, with a note that names the item where it is known.
 
     Warns
@@ -185,6 +212,9 @@ def parmap(
         checkpoint,
         resume,
         timeout,
+        memory,
+        input_file,
+        out_file,
     )
     done = run(function, inputs, named, options, compare=compare, show=show)
     if not isinstance(done, MapResult):

@@ -24,10 +24,13 @@ from .._jax import setting
 from ..errors import CheckpointError, JaxparError
 from .inputs import Batch
 from .options import MapOptions
+from .sources import LazyArray
 from .tracing import ItemProgram
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
+# An input that is not in memory is read in blocks of this size, to know it again.
+_BLOCK_BYTES = 32 << 20
 
 
 # -------------------------------------------------------------------- which map is it
@@ -59,7 +62,9 @@ def identify(batch: Batch, options: MapOptions, item: ItemProgram | None, functi
     parts = {"the function": _digest(_program_text(item, function))}
     for argument in batch.arguments:
         if argument.kind == "tree":
-            parts[f"input {argument.name}"] = _digest([np.asarray(leaf.array) for leaf in argument.value])
+            parts[f"input {argument.name}"] = _digest(
+                [x.array if isinstance(x.array, LazyArray) else np.asarray(x.array) for x in argument.value]
+            )
         else:
             parts[f"input {argument.name}"] = _digest(argument.value)
     parts["the x64 setting"] = str(bool(setting("jax_enable_x64")))
@@ -92,6 +97,13 @@ def _feed(digest: Any, value: Any) -> None:
         digest.update(f"{value.dtype}{value.shape}".encode())
         if value.size:
             digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    elif isinstance(value, LazyArray):  # the same digest as the whole array has
+        digest.update(f"{value.dtype}{value.shape}".encode())
+        rows = max(1, _BLOCK_BYTES * len(value) // max(1, value.nbytes))
+        for begin in range(0, len(value), rows):
+            block = np.ascontiguousarray(value[begin : begin + rows])
+            if block.size:
+                digest.update(block.reshape(-1).view(np.uint8).data)
     elif isinstance(value, list | tuple):
         digest.update(f"{type(value).__name__}{len(value)}".encode())
         for element in value:
@@ -119,7 +131,8 @@ class Finished:
     identity: of the map.
     chunk_size: items per chunk, the same when it goes on.
     folder: where they are written, or None.
-    chunks: begin → (end, what was computed): a list of arrays, or results of single calls.
+    chunks: begin → (end, what was computed): a list of arrays, or results of single calls; or the file that holds
+        them, which `values` reads.
     """
 
     identity: MapIdentity
@@ -135,6 +148,11 @@ class Finished:
         header, data = _encode(values)
         header |= {"begin": begin, "end": end, "digest": _digest(data)}
         _write_whole(self.folder / _name(begin, end), json.dumps(header).encode() + b"\n" + data)
+
+    def values(self, begin: int) -> Any:
+        """What was computed in the chunk that begins there. CheckpointError if its file is damaged."""
+        end, kept = self.chunks[begin]
+        return _read_chunk(kept, begin, end) if isinstance(kept, Path) else kept
 
     @property
     def items(self) -> int:
@@ -224,8 +242,8 @@ def open_folder(folder: str | os.PathLike, identity: MapIdentity, chunk_size: in
         )
     finished = Finished(identity, manifest["chunk_size"], path)
     for file in sorted(path.glob("items-*.chunk")):
-        begin, end, values = _read_chunk(file)
-        finished.chunks[begin] = (end, values)
+        begin, end = (int(part) for part in file.stem.split("-")[1:])
+        finished.chunks[begin] = (end, file)
     return finished
 
 
@@ -261,13 +279,13 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
         raise _damaged(file, "cannot be read") from None
 
 
-def _read_chunk(file: Path) -> tuple[int, int, Any]:
+def _read_chunk(file: Path, begin: int, end: int) -> Any:
     try:
         line, _, data = file.read_bytes().partition(b"\n")
         header = json.loads(line)
-        if _digest(data) != header["digest"]:
+        if _digest(data) != header["digest"] or (header["begin"], header["end"]) != (begin, end):
             raise ValueError("digest")
-        return header["begin"], header["end"], _decode(header, data)
+        return _decode(header, data)
     except (OSError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError):
         raise _damaged(file, "is damaged") from None
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import OptionError
-from .inputs import is_key, is_numeric_dtype
+from .inputs import is_key
+from .sources import is_numeric_dtype
 from .tracing import Output
 
 
@@ -58,6 +59,9 @@ class Collector:
         if kept is not None:
             arrays = [np.asarray(a)[np.asarray(kept, dtype=np.int64)] for a in arrays]
         return [a if isinstance(a, jax.Array) else jax.device_put(a) for a in arrays]
+
+    def discard(self) -> None:
+        """Nothing to remove: what a stopped map keeps is the runner's to say."""
 
     def not_finite(self) -> list[tuple[int, str]]:
         """(index, "NaN" or "inf") of the items with a value that is not finite."""

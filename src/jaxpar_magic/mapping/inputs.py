@@ -18,6 +18,7 @@ import numpy as np
 
 from .._jax import setting
 from ..errors import InputError, OptionError, UnsupportedError, did_you_mean
+from .sources import LazyArray, is_lazy, is_numeric_dtype
 
 # More shapes than this in one list would compile as many programs: refused with the shapes named.
 MAX_SHAPES = 16
@@ -42,7 +43,7 @@ class Leaf:
     Attributes
     ----------
     name: how to call it in a message, e.g. ``batch['x']``.
-    array: numpy or jax array; mapped along axis 0, shape (length, …), if `mapped`.
+    array: numpy or jax array, or a LazyArray; mapped along axis 0, shape (length, …), if `mapped`.
     key_impl: name of the PRNG implementation if `array` is the data of typed keys.
     from_python: built by us from Python numbers (whose width nobody chose).
     axis: the axis of the user's array that is mapped; `array` has it moved to 0.
@@ -198,6 +199,8 @@ class Batch:
 
 
 def _rows(array: Any, chosen: np.ndarray) -> Any:
+    if isinstance(array, LazyArray):
+        return array.taken(chosen)
     # through numpy: an eager gather would be compiled anew for each number of rows
     return jax.device_put(np.asarray(array)[chosen]) if isinstance(array, jax.Array) else array[chosen]
 
@@ -231,22 +234,20 @@ def is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def is_numeric_dtype(dtype: Any) -> bool:
-    """Whether JAX can hold this numpy dtype (bool, integer, float, complex, bfloat16 and its like)."""
-    dtype = np.dtype(dtype)
-    if dtype.kind in "biufc":
-        return dtype.itemsize <= (16 if dtype.kind == "c" else 8)
-    return dtype.type.__module__.partition(".")[0] == "ml_dtypes"
-
-
 def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.Array) or (
-        isinstance(value, np.ndarray | np.generic) and is_numeric_dtype(value.dtype)
+    return (
+        isinstance(value, jax.Array)
+        or (isinstance(value, np.ndarray | np.generic) and is_numeric_dtype(value.dtype))
+        or is_lazy(value)
     )
 
 
 def _make_leaf(name: str, value: Any, mapped: bool, *, axis: int = 0, from_python: bool = False) -> Leaf:
     impl = None
+    if is_lazy(value):
+        if mapped:
+            return Leaf(name, LazyArray(name, value, axis % len(value.shape)), True, None, False, axis)
+        value = np.asarray(value[(slice(None),) * len(value.shape)])
     if is_key(value):
         impl = str(jax.random.key_impl(value))
         value = jax.random.key_data(value)
@@ -270,6 +271,7 @@ def make_batch(
     in_axes: Any = 0,
     static: Sequence[str] = (),
     key: Any = None,
+    first: int = 0,
 ) -> Batch:
     """Normalise the inputs of a map.
 
@@ -280,6 +282,7 @@ def make_batch(
     in_axes: as in `jax.vmap`; also a dict from parameter names, or from the keys of a single dict input.
     static: names of arguments that are compile-time constants.
     key: None, an int seed or a typed key: adds one key per item.
+    first: the number that the first item has in the whole map, where the batch is a part of it.
 
     Raises
     ------
@@ -308,7 +311,7 @@ def make_batch(
     ]
     length = _common_length(arguments, function)
     if key is not None:
-        arguments.append(_key_argument(key, length, parameters, names, named, function))
+        arguments.append(_key_argument(key, range(first, first + length), parameters, names, named, function))
     batch = Batch(length, arguments)
     return _spread_if_needed(function, batch)
 
@@ -342,7 +345,8 @@ def _accepts(signature: inspect.Signature | None, name: str) -> bool:
 # Options of parmap, to recognise a misspelt one among the named inputs.
 _OPTIONS = (
     "strategy", "devices", "batch_size", "chunk_size", "in_axes", "out_axes", "static", "key", "remainder",
-    "on_error", "check", "checkpoint", "resume", "timeout", "compare", "show", "quiet",
+    "on_error", "check", "checkpoint", "resume", "timeout", "memory", "input_file", "out_file", "compare", "show",
+    "quiet",
 )  # fmt: skip
 
 
@@ -491,6 +495,8 @@ def _as_sequence_or_tree(name: str, value: Any) -> Any:
                 return list(value)  # pd.NA stays pd.NA
             array = value.to_numpy()
             return array if is_numeric_dtype(array.dtype) else list(value)
+    if is_lazy(value) and jax.tree_util.all_leaves([value]):
+        return value
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise InputError(
             f"{name}: is a masked array, and what is masked would be mapped like the rest.",
@@ -563,7 +569,7 @@ def _common_length(arguments: list[Argument], function: Callable) -> int:
 
 
 def _key_argument(
-    key: Any, length: int, signature: Any, names: list[str], named: dict[str, Any], function: Callable
+    key: Any, numbers_of_items: range, signature: Any, names: list[str], named: dict[str, Any], function: Callable
 ) -> Argument:
     if is_key(key):
         if key.shape != ():
@@ -594,7 +600,8 @@ def _key_argument(
             )
         name, keyword = free[0], True
     # fold_in, not split: item i's key does not depend on how many items there are
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(length, dtype=jnp.uint32))
+    counts = jnp.arange(numbers_of_items.start, numbers_of_items.stop, dtype=jnp.uint32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, counts)
     return Argument(name, keyword, "tree", [_make_leaf(name, keys, True)], jax.tree_util.tree_structure(0))
 
 
@@ -746,18 +753,11 @@ def check_widths(mapped: Iterable[Leaf], shared: Iterable[Leaf]) -> list[str]:
     narrowed, whole = [], []
     for leaf in [*mapped, *shared]:
         array = leaf.array
-        if not isinstance(array, np.ndarray | np.generic):
+        if not isinstance(array, np.ndarray | np.generic | LazyArray):
             continue
-        if array.dtype.kind in "iu" and array.dtype.itemsize == 8 and array.size:
-            target = np.int32 if array.dtype.kind == "i" else np.uint32
-            low, high = array.min(), array.max()
-            if low < np.iinfo(target).min or high > np.iinfo(target).max:
-                raise InputError(
-                    f"{leaf.name}: values up to {max(abs(int(low)), abs(int(high)))} do not fit into "
-                    f"{np.dtype(target).name}, which JAX uses for {array.dtype} while x64 is off.",
-                    argument=leaf.name,
-                    next_step="%jaxdevices --x64  (in Python: devices(x64=True))",
-                )
+        if array.dtype.kind in "iu" and array.dtype.itemsize == 8 and np.prod(array.shape):
+            if not isinstance(array, LazyArray):  # looked at as it is read
+                check_range(leaf.name, array)
             whole.append((leaf.name, array.dtype))
         elif array.dtype in (np.float64, np.complex128) and not leaf.from_python:
             narrowed.append((leaf.name, array.dtype))
@@ -773,6 +773,21 @@ def check_widths(mapped: Iterable[Leaf], shared: Iterable[Leaf]) -> list[str]:
             f"{_names(whole)}: {old} computed as {new}, which wraps past {most}; %jaxdevices --x64 keeps {old}"
         )
     return notes
+
+
+def check_range(name: str, array: Any) -> None:
+    """Raise InputError if whole numbers of 64 bits would wrap where JAX makes them narrower."""
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or not array.size or setting("jax_enable_x64"):
+        return
+    target = np.int32 if array.dtype.kind == "i" else np.uint32
+    low, high = array.min(), array.max()
+    if low < np.iinfo(target).min or high > np.iinfo(target).max:
+        raise InputError(
+            f"{name}: values up to {max(abs(int(low)), abs(int(high)))} do not fit into "
+            f"{np.dtype(target).name}, which JAX uses for {array.dtype} while x64 is off.",
+            argument=name,
+            next_step="%jaxdevices --x64  (in Python: devices(x64=True))",
+        )
 
 
 def _names(pairs: list[tuple[str, Any]]) -> str:

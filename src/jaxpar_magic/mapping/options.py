@@ -9,7 +9,10 @@ from typing import Any
 
 from ..errors import OptionError, did_you_mean
 from .choices import CHECK, ON_ERROR, REMAINDER
+from .memory import parse_memory
 from .planner import check_strategy
+from .sinks import check_out_file
+from .strategies import PYTHON
 
 _CHOICES = {"remainder": REMAINDER, "on_error": ON_ERROR, "check": (None, *CHECK)}
 
@@ -32,6 +35,9 @@ class MapOptions:
     checkpoint: str | os.PathLike | None = None
     resume: bool = False
     timeout: float | None = None
+    memory: int | float | str | None = None
+    input_file: str | os.PathLike | None = None
+    out_file: str | os.PathLike | None = None
 
     def __post_init__(self) -> None:
         check_strategy(self.strategy)
@@ -55,5 +61,31 @@ class MapOptions:
                     f"{name}={value!r}: not one of {listed}.{did_you_mean(str(value), [k for k in known if k])}",
                     argument=name,
                 )
+        if self.memory is not None:
+            if self.strategy in PYTHON:
+                raise OptionError(
+                    f"memory: bounds what JAX holds, and strategy={self.strategy!r} runs plain Python.",
+                    argument="memory",
+                    next_step="out_file writes results as they come, and inputs may be files",
+                )
+            if not isinstance(self.memory, float):  # a share that has been read already
+                object.__setattr__(self, "memory", parse_memory(self.memory))
+        if self.out_file is not None:
+            self._check_out_file()
         if isinstance(self.static, str):
             object.__setattr__(self, "static", (self.static,))
+
+    def _check_out_file(self) -> None:
+        assert self.out_file is not None
+        if self.on_error == "skip":
+            raise OptionError(
+                "out_file and on_error='skip' do not go together: left-out items would leave holes in the file.",
+                argument="out_file",
+            )
+        if self.out_axes != 0:
+            raise OptionError(
+                f"out_file: writes items along axis 0, and out_axes={self.out_axes!r} wants them elsewhere.",
+                argument="out_file",
+                next_step="out_axes=0, and np.moveaxis on the result",
+            )
+        object.__setattr__(self, "out_file", check_out_file(self.out_file))

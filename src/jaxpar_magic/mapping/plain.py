@@ -10,6 +10,7 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from .monitor import Monitor
 from .options import MapOptions
 from .planner import python_chunk, python_parts
 from .result import ItemReport, MapReport, MapResult
+from .sinks import ItemWriter
 from .strategies.serial import item_note, run_serial
 from .traced import item_report, run_traced
 from .tracing import NotTraceable
@@ -71,11 +73,10 @@ def run_python(
     except BaseException as error:
         results.keep_after(error)
         raise
-    values = [results.values[i] for i in sorted(results.values)]
-    if not values and batch.length == 0:
+    if batch.length == 0:
         value = _empty_value(function, batch, options, monitor)
     else:
-        value = stack_results(values, options.out_axes)
+        value = results.value()
     jax.block_until_ready([x for x in jax.tree_util.tree_leaves(value) if isinstance(x, jax.Array)])
     report = MapReport(
         strategy,
@@ -89,7 +90,9 @@ def run_python(
         notes=list(notes),
         failed=[item_report(batch, i, e) for i, e in failures],
     )
-    if options.check == "finite" and not isinstance(value, list):
+    if results.writer is not None:
+        report.not_finite = [ItemReport(i, batch.describe_item(i), what) for i, what in results.writer.not_finite()]
+    elif options.check == "finite" and not isinstance(value, list):
         kept = sorted(results.values)
         rows = not_finite_rows([np.asarray(x) for x in jax.tree_util.tree_leaves(value)], len(kept))
         report.not_finite = [ItemReport(kept[i], batch.describe_item(kept[i]), what) for i, what in rows]
@@ -155,6 +158,10 @@ class _Results:
     def __init__(self, function: Callable, batch: Batch, options: MapOptions, done: dict[int, Any]):
         self.function, self.batch, self.options = function, batch, options
         self.values: dict[int, Any] = {}
+        self.writer: ItemWriter | None = None
+        self._written: set[int] = set()
+        if options.out_file is not None and batch.length:
+            self.writer = ItemWriter(Path(options.out_file), batch.length, options.check == "finite")
         self._finished: Finished | None = None
         if options.checkpoint is not None or options.resume:
             identity = identify(batch, options, None, function)
@@ -162,29 +169,51 @@ class _Results:
                 self._finished = open_folder(options.checkpoint, identity, 1, options.resume)
             else:
                 self._finished = take(identity)
-            for begin, (end, values) in self._finished.chunks.items():
-                self.values.update(zip(range(begin, end), values))
+            for begin, (end, _) in self._finished.chunks.items():
+                self.values.update(zip(range(begin, end), self._finished.values(begin)))
+                self._write()
         self.resumed = len(self.values)
         self._kept = set(self.values)
         self.values.update(done)
 
     def keep(self) -> None:
-        """Write what is new to the folder, in runs of neighbouring items."""
-        if self._finished is None or self._finished.folder is None:
+        """Write what is new to the folder, and to the file of the result."""
+        if self._finished is not None and self._finished.folder is not None:
+            for indices in _runs(set(self.values) - self._kept):
+                self._finished.add(indices[0], indices[-1] + 1, [self.values[i] for i in indices])
+                self._kept.update(indices)
+        self._write()
+
+    def _write(self, *, every: int = ItemWriter.EVERY) -> None:
+        """Write results to the file where there are enough new ones; they leave the memory."""
+        if self.writer is None or len(self.values) - len(self._written) < every:
             return
-        new = sorted(set(self.values) - self._kept)
-        for _, group in itertools.groupby(enumerate(new), lambda pair: pair[1] - pair[0]):
-            indices = [i for _, i in group]
-            self._finished.add(indices[0], indices[-1] + 1, [self.values[i] for i in indices])
-        self._kept.update(new)
+        try:
+            for indices in _runs(set(self.values) - self._written):
+                self.writer.add(indices[0], [self.values[i] for i in indices])
+                self.values.update(dict.fromkeys(indices))
+                self._written.update(indices)
+        except BaseException:
+            self.writer.discard()
+            raise
+
+    def value(self) -> Any:
+        """All results, stacked where they agree; or the file of them."""
+        if self.writer is None:
+            return stack_results([self.values[i] for i in sorted(self.values)], self.options.out_axes)
+        self._write(every=0)
+        return self.writer.finish()
 
     def keep_after(self, error: BaseException) -> None:
         """What is done stays, in memory if there is no folder, and the error says so."""
+        if self.writer is not None:
+            self.writer.discard()
         if not self.values or self.options.on_error == "skip":
             return
         if self._finished is not None and self._finished.folder is not None:
+            self.writer = None
             self.keep()
-        elif worth_keeping(error):
+        elif self.options.out_file is None and worth_keeping(error):
             identity = identify(self.batch, self.options, None, self.function)
             kept = Finished(identity, 1)
             for i, value in self.values.items():
@@ -193,6 +222,12 @@ class _Results:
         else:
             return
         error.add_note(kept_note(len(self.values), self.batch.length))
+
+
+def _runs(indices: set[int]) -> list[list[int]]:
+    """Indices as lists of neighbours."""
+    groups = itertools.groupby(enumerate(sorted(indices)), lambda pair: pair[1] - pair[0])
+    return [[i for _, i in group] for _, group in groups]
 
 
 def _empty_value(function: Callable, batch: Batch, options: MapOptions, monitor: Monitor) -> Any:

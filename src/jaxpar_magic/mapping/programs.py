@@ -24,14 +24,14 @@ class Compiled:
     call: (mapped, shared) lists of placed arrays → list of output arrays with a leading axis of items.
     seconds: what lowering and compiling took now; 0-ish when reused.
     reused: the program was compiled before.
-    temp_bytes: memory that it needs while it runs, besides inputs and outputs; 0 if unknown.
+    held_bytes: memory of its inputs, outputs and temporary space on each device; 0 if unknown.
     text: its StableHLO.
     """
 
     call: Callable[[list, list], list]
     seconds: float
     reused: bool
-    temp_bytes: int
+    held_bytes: int
     text: str
 
 
@@ -85,7 +85,7 @@ def compile_program(
         _programs.move_to_end(key)
         while len(_programs) > MAX_PROGRAMS:
             _programs.popitem(last=False)
-    return Compiled(compiled, time.perf_counter() - begin, reused, _temp_bytes(compiled), text)
+    return Compiled(compiled, time.perf_counter() - begin, reused, _held_bytes(compiled), text)
 
 
 def forget_programs_of_other(devices: set[Any]) -> None:
@@ -94,9 +94,10 @@ def forget_programs_of_other(devices: set[Any]) -> None:
         del _programs[key]
 
 
-def _temp_bytes(compiled: Any) -> int:
+def _held_bytes(compiled: Any) -> int:
     try:
         analysis = compiled.memory_analysis()
     except Exception:  # the analysis is optional for a backend, and each fails in its own way
         return 0
-    return int(getattr(analysis, "temp_size_in_bytes", 0) or 0)
+    kinds = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
+    return sum(int(getattr(analysis, kind, 0) or 0) for kind in kinds)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .inputs import Argument, Batch, function_name
+import numpy as np
+
+from ..errors import OptionError
+from .inputs import Argument, Batch, Leaf, function_name
 from .options import MapOptions
 from .planner import MapPlan, python_chunk
+from .sources import LazyArray, open_input
+
+# What the printed code calls the array of `input_file`.
+INPUT_FILE = "data"
 
 
 @dataclass
@@ -46,6 +53,12 @@ def program_code(plan: MapPlan, batch: Batch, options: MapOptions, texts: Texts)
     traced = plan.strategy not in ("process", "serial")
     imports = ["import jax", "import jax.numpy as jnp", "import numpy as np"]
     lines: list[str] = []
+    if options.input_file is not None:
+        _, opened, needed = open_input(options.input_file)
+        imports += [needed] if needed else []
+        lines.append(f"{INPUT_FILE} = {opened}")
+        texts = replace(texts, positional=[INPUT_FILE, *texts.positional[1:]])
+    reads = any(isinstance(leaf.array, LazyArray) for leaf in batch.leaves()[0])
     mapped, call = _inputs(batch, options, texts, lines, traced)
     lines += [
         f"n = {plan.length}  # items",
@@ -58,9 +71,12 @@ def program_code(plan: MapPlan, batch: Batch, options: MapOptions, texts: Texts)
         f"    return {call}",
         "",
     ]
-    if plan.length < batch.length:
+    by_chunks = traced and (reads or options.out_file is not None)
+    if plan.length < batch.length and not by_chunks:
         lines += ["mapped = jax.tree.map(lambda a: a[:n], mapped)  # the rest is left out", ""]
-    lines += _STRATEGY_CODE[plan.strategy](plan, imports)
+    lines += _STRATEGY_CODE[plan.strategy](plan, imports, _read_chunks(plan, options) if by_chunks else _chunks(plan))
+    if options.out_file is not None and not traced:
+        lines.append(f"np.save({_npy_path(options)!r}, out)")
     lines += _out_axes(options.out_axes)
     definition = [texts.definition.strip("\n"), ""] if texts.definition else []
     return "\n".join([*imports, "", *definition, *lines]).rstrip() + "\n"
@@ -98,7 +114,18 @@ def _inputs(
     """({name of a part of an item: expression of all of that part}, the call of the function for one item)."""
     asarray, moveaxis = ("jnp.asarray", "jnp.moveaxis") if traced else ("np.asarray", "np.moveaxis")
 
-    def moved(text: str, axis: int) -> str:
+    def moved(text: str, leaf: Leaf) -> str:
+        axis = leaf.axis
+        if isinstance(leaf.array, LazyArray):  # read by the loop below
+            if axis == 0:
+                return text
+            if isinstance(leaf.array.source, np.memmap):
+                return f"np.moveaxis({text}, {axis}, 0)"
+            raise OptionError(
+                f"show='code': no code is printed for {leaf.name}, which is read from a file along axis {axis}.",
+                argument="show",
+                next_step="show='plan'",
+            )
         return f"{asarray}({text})" if axis == 0 else f"{moveaxis}({asarray}({text}), {axis}, 0)"
 
     mapped: dict[str, str] = {}
@@ -124,14 +151,14 @@ def _inputs(
         elif a.kind == "tree" and any(leaf.mapped for leaf in a.value):
             if len(a.value) == 1 and a.treedef.num_nodes == 1:
                 # typed keys are JAX arrays already, and numpy cannot hold them
-                mapped[name] = text if a.value[0].key_impl else moved(text, a.value[0].axis)
+                mapped[name] = text if a.value[0].key_impl else moved(text, a.value[0])
                 value = name
             else:
                 lines.append(f"{name}_leaves, {name}_tree = jax.tree.flatten({text})")
                 parts = [f"{name}_leaves[{i}]" for i in range(len(a.value))]
                 for i, leaf in enumerate(a.value):
                     if leaf.mapped:
-                        mapped[f"{name}_{i}"] = parts[i] if leaf.key_impl else moved(parts[i], leaf.axis)
+                        mapped[f"{name}_{i}"] = parts[i] if leaf.key_impl else moved(parts[i], leaf)
                         parts[i] = f"{name}_{i}"
                 value = f"jax.tree.unflatten({name}_tree, [{', '.join(parts)}])"
         arguments.append(f"{a.name}={value}" if a.keyword else f"{star}{value}")
@@ -180,35 +207,82 @@ def _chunks(plan: MapPlan) -> list[str]:
     return lines
 
 
-def _one_device(plan: MapPlan, imports: list[str]) -> list[str]:
-    return [*_local(plan), "run = jax.jit(local)", *_chunks(plan)]
+def _read_chunks(plan: MapPlan, options: MapOptions) -> list[str]:
+    """Read chunk after chunk, call `run` on it, and keep what it gives, in memory or in a file."""
+    lines = [
+        "def part(a, i):  # of what lies in a file, only this is read",
+        "    return a[i:min(i + chunk, n)] if isinstance(a, jax.Array) else np.asarray(a[i:min(i + chunk, n)])",
+        "",
+        f"chunk = {plan.chunk_size}",
+        "pieces = []" if options.out_file is None else "out = None",
+        "for i in range(0, n, chunk):",
+        "    items = jax.tree.map(lambda a: part(a, i), mapped)",
+    ]
+    call = "run(items)"
+    if plan.padding:
+        lines += [
+            "    pad = max(0, i + chunk - n)  # repeats of the last item fill the last chunk, and are cut off below",
+            "    items = jax.tree.map(lambda a: jnp.concatenate([a] + [a[-1:]] * pad), items)",
+        ]
+    elif plan.tail:
+        call += " if i + chunk <= n else jax.jit(lambda items: jax.lax.map(one, items))(items)"
+    if options.out_file is None:
+        return [
+            *lines,
+            f"    pieces.append(jax.device_get({call}))",
+            "out = jax.tree.map(lambda *v: np.concatenate(v)[:n], *pieces)",
+        ]
+    return [
+        *lines,
+        f"    done = np.asarray({call})",
+        "    if out is None:",
+        "        shape = (n, *done.shape[1:])",
+        f"        out = np.lib.format.open_memmap({_npy_path(options)!r}, 'w+', done.dtype, shape)",
+        "    out[i:i + chunk] = done[:n - i]",
+        "out.flush()",
+    ]
+
+
+def _npy_path(options: MapOptions) -> str:
+    path = str(options.out_file)
+    if not path.endswith(".npy"):
+        raise OptionError(
+            f"show='code': no code is printed for out_file={path!r}, only for .npy files.",
+            argument="show",
+            next_step="show='plan', or out_file='….npy'",
+        )
+    return path
+
+
+def _one_device(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str]:
+    return [*_local(plan), "run = jax.jit(local)", *chunks]
 
 
 def _mesh(plan: MapPlan) -> list[str]:
     return [f'mesh = Mesh(np.array(jax.devices()[:{plan.parts}]), ("devices",))']
 
 
-def _shard_map(plan: MapPlan, imports: list[str]) -> list[str]:
+def _shard_map(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str]:
     imports.append("from jax.sharding import Mesh, PartitionSpec as P")
     return [
         *_local(plan),
         *_mesh(plan),
         "run = jax.jit(jax.shard_map(",
         '    local, mesh=mesh, in_specs=P("devices"), out_specs=P("devices"), check_vma=False))',
-        *_chunks(plan),
+        *chunks,
     ]
 
 
-def _sharded_jit(plan: MapPlan, imports: list[str]) -> list[str]:
+def _sharded_jit(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str]:
     imports.append("from jax.sharding import Mesh, NamedSharding, PartitionSpec as P")
     return [
         *_mesh(plan),
         'run = jax.jit(jax.vmap(one), in_shardings=NamedSharding(mesh, P("devices")))',
-        *_chunks(plan),
+        *chunks,
     ]
 
 
-def _pmap(plan: MapPlan, imports: list[str]) -> list[str]:
+def _pmap(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str]:
     return [
         *_local(plan),
         f"over_devices = jax.pmap(local, devices=jax.devices()[:{plan.parts}])",
@@ -217,11 +291,11 @@ def _pmap(plan: MapPlan, imports: list[str]) -> list[str]:
         f"    cut = jax.tree.map(lambda a: a.reshape({plan.parts}, -1, *a.shape[1:]), items)",
         "    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), over_devices(cut))",
         "",
-        *_chunks(plan),
+        *chunks,
     ]
 
 
-def _thread(plan: MapPlan, imports: list[str]) -> list[str]:
+def _thread(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str]:
     imports.append("from concurrent.futures import ThreadPoolExecutor")
     part = plan.chunk_size // plan.parts
     return [
@@ -234,7 +308,7 @@ def _thread(plan: MapPlan, imports: list[str]) -> list[str]:
         "        done = list(pool.map(lambda part: jax.block_until_ready(on_part(part)), parts))",
         "    return jax.tree.map(lambda *v: jnp.concatenate(v), *done)",
         "",
-        *_chunks(plan),
+        *chunks,
     ]
 
 
@@ -246,11 +320,11 @@ _STACK = [
 ]
 
 
-def _serial(plan: MapPlan, imports: list[str]) -> list[str]:
+def _serial(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str]:
     return ["results = [one(item) for item in zip(*mapped)]", *_STACK]
 
 
-def _process(plan: MapPlan, imports: list[str]) -> list[str]:
+def _process(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str]:
     imports.append("from loky import get_reusable_executor  # takes functions that a notebook defines")
     return [
         f"workers = get_reusable_executor(max_workers={plan.parts})",
@@ -259,7 +333,7 @@ def _process(plan: MapPlan, imports: list[str]) -> list[str]:
     ]
 
 
-_STRATEGY_CODE: dict[str, Callable[[MapPlan, list[str]], list[str]]] = {
+_STRATEGY_CODE: dict[str, Callable[[MapPlan, list[str], list[str]], list[str]]] = {
     "vmap": _one_device,
     "map": _one_device,
     "jit": _sharded_jit,
