@@ -147,7 +147,7 @@ def browser():
 @pytest.fixture
 def page(browser):
     """A page that must not ask any other host for anything."""
-    context = browser.new_context(viewport={"width": 1000, "height": 900})
+    context = browser.new_context(viewport={"width": 1000, "height": 1600})
     page, foreign = context.new_page(), []
     page.set_default_timeout(PATIENCE)
     page.on(
@@ -179,6 +179,7 @@ class Notebook:
         self.page.goto(f"{url}/doc/tree/{name}")
         self.page.wait_for_function("() => window.jupyterapp")
         self.page.evaluate(READY)
+        self.theme("Light")  # the last test's choice would stay: it is a setting of the server
 
     def command(self, name: str, **arguments: Any) -> Any:
         """Run a command of JupyterLab; waits until it has ended."""
@@ -191,7 +192,11 @@ class Notebook:
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
-        self.page.wait_for_function(f"() => {PANEL}.sessionContext.session?.kernel?.status === 'idle'")
+        """Until no cell runs or waits for its turn, and the kernel says so, too."""
+        self.page.wait_for_function(
+            f"""() => {PANEL}.sessionContext.session?.kernel?.status === 'idle'
+              && ![...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.innerText.includes('*'))"""
+        )
 
     def cell(self, number: int) -> Any:
         return self.page.locator(".jp-Notebook .jp-CodeCell").nth(number)

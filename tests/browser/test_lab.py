@@ -43,7 +43,7 @@ def test_the_demo_in_both_themes(notebook, page, accessibility_problems):
     expect(looks.get_by_role("table", name="devices and cores")).to_be_visible()
     card = notebook.cell(number["c27"])
     expect(card.get_by_role("heading", name="JPX0104 pmap-needs-devices")).to_be_visible()
-    expect(card.get_by_role("link", name="More")).to_have_attribute("href", re.compile("^https://"))
+    expect(card.get_by_role("link", name="docs.jax.dev")).to_have_attribute("href", re.compile("^https://docs.jax.dev"))
     assert "10 items" in card.locator(OURS).inner_text()
     comparison = notebook.cell(number["c45"])
     expect(comparison.get_by_role("columnheader", name="speed-up")).to_be_visible()
@@ -61,7 +61,7 @@ def test_the_demo_in_both_themes(notebook, page, accessibility_problems):
     notebook.screenshot("dry-run-dark", number["c58"])
 
     notebook.theme("Light")
-    page.set_viewport_size({"width": 400, "height": 800})
+    page.set_viewport_size({"width": 400, "height": 1600})
     assert (
         page.locator(OURS).evaluate_all(
             "elements => elements.filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText.slice(0, 80))"
@@ -184,9 +184,9 @@ def test_a_fix_goes_into_a_new_cell_and_all_runs_again_after_a_restart(notebook,
     cells = ["%load_ext jaxpar_magic\nimport os\nos.getpid()", may_fail(FAILS), "%jaxexplain 2"]
     notebook.open("fix.ipynb", cells)
     notebook.run_all()
+    expect(page.locator(".jp-Notebook .jp-CodeCell")).to_have_count(4)  # the fix is in a cell of its own
     model = notebook.model()
     assert kinds(model[1]) == ["error", "display_data"]
-    assert len(model) == 4, "the fix is in a cell of its own"
     assert model[3]["source"].strip() == "".join(model[2]["outputs"][0]["text"]).strip()
     expect(notebook.cell(3)).to_be_visible()
     notebook.screenshot("fix-in-new-cell")
@@ -211,6 +211,32 @@ def test_a_fix_goes_into_a_new_cell_and_all_runs_again_after_a_restart(notebook,
     notebook.theme("Dark")
     assert accessibility_problems(OURS) == []
     notebook.screenshot("fix-dark")
+
+
+@pytest.mark.parametrize(
+    ("typed", "first", "offered"),
+    [
+        ("%parmap f xs --ch", 3, {"--check", "--checkpoint", "--chunk-size"}),
+        ("%parmap f xs -s ", None, {"auto", "shard_map", "thread", "process"}),
+        ("%jaxexplain JPX01", None, {"JPX0104"}),
+    ],
+)
+def test_tab_offers_what_fits_and_nothing_else(notebook, page, typed, first, offered):
+    notebook.open("completion.ipynb", ["%load_ext jaxpar_magic", ""])
+    notebook.command("notebook:run-cell-and-select-next")
+    notebook.wait_until_idle()
+    notebook.cell(1).locator(".cm-content").click()
+    page.keyboard.type(typed)
+    page.keyboard.press("Tab")
+    expect(page.locator(".jp-Completer .jp-Completer-item").first).to_be_visible()
+    items = page.locator(".jp-Completer .jp-Completer-item .jp-Completer-match").all_inner_texts()
+    assert offered <= set(items)
+    assert first is None or len(items) == first
+    assert not {"print", "abs", "completion.ipynb", "%time"} & set(items)
+    notebook.screenshot(f"completion-{re.sub('[^a-z]+', '-', typed.lower()).strip('-')}")
+    page.keyboard.press("Enter")
+    expect(page.locator(".jp-Completer")).to_be_hidden()
+    assert notebook.model()[1]["source"].startswith(typed)
 
 
 def test_a_saved_notebook_reopened_shows_the_same(notebook, page, accessibility_problems):

@@ -67,7 +67,7 @@ class Checker(HTMLParser):
         ["section", "h3", "h4", "p", "strong", "br", "pre", "code", "div", "details", "summary", "a"]
         + ["table", "caption", "thead", "tbody", "tr", "th", "td", "ol", "ul", "li", "label", "progress"]
     )
-    attributes = frozenset(["style", "scope", "colspan", "href", "target", "rel", "value", "max"])
+    attributes = frozenset(["style", "scope", "colspan", "href", "target", "rel", "value", "max", "tabindex"])
     empty = frozenset(["br"])
 
     def __init__(self, source: str):

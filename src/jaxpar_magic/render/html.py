@@ -1,6 +1,6 @@
 """Documents as HTML that looks the same live, reopened, exported and in an untrusted notebook.
 
-Jupyter's sanitizer drops `<style>`, `<svg>`, `role`, `aria-*`, CSS variables and `currentColor`. So the
+Jupyter's sanitizer drops `<style>`, `<svg>`, `role`, `aria-*`, `tabindex`, CSS variables and `currentColor`. So the
 meaning is in the tags and the looks are in inline styles; colour appears only on borders and bars, as no text
 colour can be read on both a white and a dark page.
 """
@@ -17,10 +17,13 @@ from .clean import clean
 _BORDER = "#8a8a8a"
 _CARD = "#c77700"
 _BAR = "#4c8bf5"
+_REACHABLE = 'tabindex="0"'  # what scrolls sideways has to scroll with the keyboard, too
 _PRE = f"white-space:pre;overflow-x:auto;border:1px solid {_BORDER};padding:0.4em 0.6em;margin:0.2em 0 0.6em 0"
 _TEXT = "margin:0.4em 0;overflow-wrap:anywhere;text-align:left"
+_UNBROKEN = ";white-space:nowrap"  # a number stays with its unit
 _CELL = "padding:0.15em 0.8em 0.15em 0;vertical-align:top;text-align:{align}"
 
+_PLAIN = "background:none"  # no stripes behind a picture
 _BOX = f"border:2px solid {_BAR};padding:0.3em 0.9em;text-align:center"
 _BOX_LABEL = "padding:0.15em 0.6em;text-align:center;font-weight:normal"
 
@@ -67,7 +70,7 @@ def _paragraph(block: Paragraph) -> str:
 def _code(block: Code) -> str:
     label = f'<p style="{_TEXT}">{_lines(block.label)}</p>' if block.label else ""
     source = _safe(clean(block.source).strip("\n"))
-    return f'{label}<pre style="{_PRE}"><code>{source}</code></pre>'
+    return f'{label}<pre style="{_PRE}" {_REACHABLE}><code>{source}</code></pre>'
 
 
 def _items(block: Items) -> str:
@@ -83,12 +86,13 @@ def _details(block: Details) -> str:
 def _link(block: Link) -> str:
     text, url = clean(block.text), clean(block.url)
     # An address from outside could be `javascript:`; such a one is shown, not linked.
-    if urlsplit(url).scheme not in ("http", "https"):
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https"):
         return f'<p style="{_TEXT}">{_safe(text)} {_safe(url)}</p>'
-    return (
-        f'<p style="{_TEXT}"><a href="{_safe(url)}" target="_blank" rel="noopener noreferrer">'
-        f"{_safe(text or url)}</a></p>"
-    )
+    label = f"{_safe(text)}: " if text not in ("", url) else ""
+    # The link's own words say where it leads: "More" alone, in a list of all links of a page, would not.
+    shown = _safe(url.removeprefix(f"{address.scheme}://"))
+    return f'<p style="{_TEXT}">{label}<a href="{_safe(url)}" target="_blank" rel="noopener noreferrer">{shown}</a></p>'
 
 
 def _table(block: Table) -> str:
@@ -105,7 +109,10 @@ def _table(block: Table) -> str:
     for row in block.rows:
         first, *rest = row
         cells = f'<th scope="row" style="{align(0)};font-weight:normal">{_lines(first)}</th>'
-        cells += "".join(f'<td style="{align(i)}">{_lines(cell)}</td>' for i, cell in enumerate(rest, 1))
+        cells += "".join(
+            f'<td style="{align(i)}{_UNBROKEN if i in block.numeric else ""}">{_lines(cell)}</td>'
+            for i, cell in enumerate(rest, 1)
+        )
         body += f"<tr>{cells}</tr>"
     if not block.rows:
         body = f'<tr><td colspan="{max(1, len(block.columns))}" style="{align(0)}">(none)</td></tr>'
@@ -119,9 +126,10 @@ def _bars(block: Bars) -> str:
         bar = f"border:2px {'dashed' if i in block.hollow else 'solid'} {_BAR}" if fraction else "border:0"
         bar += "" if i in block.hollow else f";background-color:{_BAR}"
         body += (
-            f'<tr><th scope="row" style="{_CELL.format(align="left")};font-weight:normal">{_safe(label)}</th>'
-            f'<td style="{_CELL.format(align="right")};white-space:nowrap">{_safe(annotation)}</td>'
-            f'<td style="{_CELL.format(align="left")};width:20em"><div style="width:{100 * fraction:.1f}%;'
+            f'<tr style="{_PLAIN}">'
+            f'<th scope="row" style="{_CELL.format(align="left")};font-weight:normal">{_safe(label)}</th>'
+            f'<td style="{_CELL.format(align="right")}{_UNBROKEN}">{_safe(annotation)}</td>'
+            f'<td style="padding:0;vertical-align:middle;width:20em"><div style="width:{100 * fraction:.1f}%;'
             f'height:0.9em;box-sizing:border-box;{bar}"></div></td></tr>'
         )
     return _scrolling(f"{_caption(block.caption)}<tbody>{body}</tbody>")
@@ -132,12 +140,12 @@ def _grid(block: Grid) -> str:
     if any(block.columns):
         corner = "<td></td>" if any(block.rows) else ""
         cells = "".join(f'<th scope="col" style="{_BOX_LABEL}">{_safe(column)}</th>' for column in block.columns)
-        head = f"<thead><tr>{corner}{cells}</tr></thead>"
+        head = f'<thead style="border:0"><tr style="{_PLAIN}">{corner}{cells}</tr></thead>'
     body = ""
     for label, row in zip(block.rows, block.cells):
         header = f'<th scope="row" style="{_BOX_LABEL}">{_safe(label)}</th>' if any(block.rows) else ""
         cells = "".join(f'<td style="{_BOX}">{_safe(cell)}</td>' for cell in row)
-        body += f"<tr>{header}{cells}</tr>"
+        body += f'<tr style="{_PLAIN}">{header}{cells}</tr>'
     return _scrolling(f"{_caption(block.caption)}{head}<tbody>{body}</tbody>")
 
 
@@ -150,12 +158,12 @@ def _meter(block: Meter) -> str:
 
 
 def _caption(text: str | None) -> str:
-    return f'<caption style="text-align:left;padding:0.2em 0">{_safe(text)}</caption>' if text else ""
+    return f'<caption style="text-align:left;padding:0.2em 0;min-width:20em">{_safe(text)}</caption>' if text else ""
 
 
 def _scrolling(rows: str) -> str:
     table = f'<table style="border-collapse:collapse;margin:0.4em 0">{rows}</table>'
-    return f'<div style="overflow-x:auto">{table}</div>'
+    return f'<div style="overflow-x:auto" {_REACHABLE}>{table}</div>'
 
 
 _RENDERERS: dict[type, Callable[..., str]] = {
