@@ -155,6 +155,18 @@ def loaded():
 """
 
 
+def test_without_an_error_the_text_explained_last_is_meant():
+    run_python(
+        SHELL
+        + """
+text = "ValueError: compiling computation that requires 12 logical devices, but only 4 XLA devices are available"
+first = shell.run_line_magic("jaxexplain", text)
+assert shell.run_line_magic("jaxexplain", "") is first and first.code == "JPX0104"
+assert "Why" in str(shell.run_line_magic("jaxexplain", "--full"))
+"""
+    )
+
+
 def test_nothing_is_imported_for_other_errors():
     run_python(
         SHELL

@@ -90,6 +90,8 @@ class JaxExplainMagics(Magics):
         from ..explanations import explain
 
         error = getattr(sys, "last_value", None)
+        if text is None and error is None and self.last is not None:  # a text was explained
+            return self.last.describe(brief=False) if full else self.last
         if text is None and error is None:
             print("No error in this session yet. %jaxexplain TEXT explains a message, --list shows the codes.")
             return None
