@@ -159,8 +159,10 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Last part of the function's dotted name: "pmap"; "" if a call or a lambda is called."""
-        return self.function.rsplit(".", 1)[-1] if re.fullmatch(r"[\w.]+", self.function) else ""
+        """Last part of the function's dotted name: "pmap"; "sum" of a method of anything, `(x + y).sum`; "" if a
+        call or a lambda is called."""
+        match = re.search(r"(?:^|\.)([A-Za-z_]\w*)$", self.function)
+        return match.group(1) if match is not None else ""
 
     def changed(self, function: str | None = None, **keywords: str | None) -> str:
         """The call's source with another function, or with keywords set (None: left out)."""
@@ -713,6 +715,8 @@ def package_of(path: str) -> str:
         return "own"
     if installed:
         return {"jaxlib": "jax", "jaxpar_magic": "own"}.get(installed.group(1), installed.group(1))
+    if unified.endswith((".pyx", ".pxd")) and "/" in unified:
+        return unified.lstrip("./").split("/", 1)[0]  # Cython names its sources by where they stood when it compiled
     if unified.startswith("<frozen "):
         return "stdlib"
     if os.path.normcase(path).startswith(_STDLIB) or re.search(r"/lib/python3(\.\d+)?/|/Lib/\w+\.py$", unified):

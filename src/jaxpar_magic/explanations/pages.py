@@ -60,10 +60,13 @@ class Page:
         """The page as a document."""
         blocks: list[Block] = [Heading(f"{self.code} {self.slug}"), Paragraph(self.title)]
         position = 0
+        shown: set[str | None] = set()
         for match in _FENCE.finditer(self.body):
             blocks += _prose(self.body[position : match.start()])
             example = _example(match)
-            label = {"broken": "This fails:", "fixed": "This works:"}.get(example.kind)
+            words = {"broken": "This fails", "fixed": "This works"}.get(example.kind)
+            label = None if words is None else f"{words} too:" if words in shown else f"{words}:"
+            shown.add(words)
             blocks.append(Code(example.source, example.language, label))
             position = match.end()
         blocks += _prose(self.body[position:])

@@ -80,6 +80,25 @@ def called_with(failure: Failure, *names: str) -> Call | None:
     return next((call for call in calls if call.name in names), None)
 
 
+def array_of(call: Call) -> str:
+    """Source of the array that a call works on: `x` of jnp.sum(x, 0), and of x.sum(0)."""
+    holder = call.function.rpartition(".")[0]
+    if holder and not re.fullmatch(r"(?:jnp|jax|lax|np|numpy)(?:\.\w+)*", holder):
+        return holder
+    return call.args[0] if call.args else "x"
+
+
+def written_shape(source: str) -> Shape | None:
+    """Shape of an array made on the spot: jnp.ones((3, 2)), jnp.ones(3), jnp.eye(3)."""
+    match = re.fullmatch(r"(?:jnp|np|jax\.numpy|numpy)\.(?:ones|zeros|empty|full)\(\(([\d, ]+)\).*\)", source)
+    if match is not None:
+        return sizes(match.group(1))
+    match = re.fullmatch(r"(?:jnp|np|jax\.numpy|numpy)\.(ones|zeros|eye|identity|arange)\((\d+)(?:\.0)?\)", source)
+    if match is None:
+        return None
+    return (int(match.group(2)),) * (2 if match.group(1) in ("eye", "identity") else 1)
+
+
 def shape_of(failure: Failure, source: str) -> tuple[int, ...] | None:
     """Shape of a name at the user's line, also of `name.T`; None if not known."""
     name, dot, attribute = source.partition(".")

@@ -24,11 +24,18 @@ def install_fix(failure: Failure, what: str, title: str | None = None) -> Fix:
     return Fix(title or f"Install {what}, {_RESTART}", shell(failure, f"pip install -U {quoted}"))
 
 
+def cuda_fix(failure: Failure, title: str) -> Fix:
+    """A fix that installs JAX with CUDA: for CUDA 13 where the failure speaks of it, else for CUDA 12, which more
+    drivers and GPUs can run."""
+    if failure.search(r"cuda-?_?13"):
+        return install_fix(failure, "jax[cuda13]", f"{title} (driver 580 or newer), {_RESTART}")
+    either = "driver 525 or newer; with driver 580 or newer and a GPU of 2018 or later better jax[cuda13]"
+    return install_fix(failure, "jax[cuda12]", f"{title} ({either}), {_RESTART}")
+
+
 def _accelerator_fix(failure: Failure, platform: str) -> Fix | None:
     if platform in ("gpu", "cuda", "cuda12", "cuda13"):
-        return install_fix(
-            failure, "jax[cuda12]", f"Install JAX with CUDA (Linux with an NVIDIA GPU, driver 525 or newer), {_RESTART}"
-        )
+        return cuda_fix(failure, "On Linux with an NVIDIA GPU: install JAX with CUDA")
     if platform == "tpu":
         return install_fix(failure, "jax[tpu]", f"On a machine with a TPU: install JAX with TPU support, {_RESTART}")
     if platform == "rocm":
@@ -204,7 +211,7 @@ def no_accelerator_found(failure: Failure) -> Finding | None:
         fixes=[
             _quiet(),
             Fix("See whether the driver finds a GPU", "!nvidia-smi"),
-            install_fix(failure, "jax[cuda12]", f"With an NVIDIA GPU: install JAX with CUDA, {_RESTART}"),
+            cuda_fix(failure, "With an NVIDIA GPU: install JAX with CUDA"),
         ],
     )
 
@@ -426,7 +433,7 @@ def numpy_of_another_generation(failure: Failure) -> Finding | None:
     return Finding(
         what=f"A compiled package (jaxlib, ml_dtypes, scipy or another) was built for NumPy 1, and NumPy{version} is "
         "installed.",
-        why="Packages compiled for NumPy 1 cannot run with NumPy 2. jaxlib works with NumPy 2 since version 0.4.27.",
+        why="Packages compiled for NumPy 1 cannot run with NumPy 2. jaxlib works with NumPy 2 since version 0.4.26.",
         fixes=[
             Fix(
                 f"Upgrade the compiled packages, {_RESTART}",
@@ -496,7 +503,7 @@ def cuda_library_outdated(failure: Failure) -> Finding | None:
         why="JAX needs CUDA libraries at least as new as those it was built with. Old ones are often found first "
         "through LD_LIBRARY_PATH, a CUDA module of the cluster, or another package (PyTorch) in the environment.",
         fixes=[
-            install_fix(failure, "jax[cuda12]", f"Install JAX together with its own CUDA libraries, {_RESTART}"),
+            cuda_fix(failure, "Install JAX together with its own CUDA libraries"),
             Fix(
                 "Start Python without the other CUDA libraries in its path", "!env -u LD_LIBRARY_PATH python script.py"
             ),
@@ -542,7 +549,7 @@ def cuda_library_missing(failure: Failure) -> Finding | None:
         why="JAX with CUDA needs the CUDA libraries, either as pip packages beside it or from the system through "
         "LD_LIBRARY_PATH. One of them is missing, or another version of it is found first.",
         fixes=[
-            install_fix(failure, "jax[cuda12]", f"Install JAX together with its own CUDA libraries, {_RESTART}"),
+            cuda_fix(failure, "Install JAX together with its own CUDA libraries"),
             Fix(
                 "Start Python without the other CUDA libraries in its path", "!env -u LD_LIBRARY_PATH python script.py"
             ),
@@ -569,7 +576,7 @@ _DRIVER = {
     ),
     r"CUDA_ERROR_NO_BINARY_FOR_GPU|no kernel image is available|compute capability .*? (?:lower|older) than": (
         "this GPU is older than those JAX's CUDA code is compiled for",
-        "JAX needs compute capability 5.2 (Maxwell) or more, newer versions more still.",
+        "JAX for CUDA 12 needs compute capability 5.2 (Maxwell) or more, JAX for CUDA 13 needs 7.5 (Turing) or more.",
     ),
     r"CUDA_ERROR_UNKNOWN|CUDA_ERROR_NOT_INITIALIZED|[Ff]ailed call to cuInit": (
         "the NVIDIA driver does not answer",
@@ -634,8 +641,8 @@ def metal_plugin_too_old(failure: Failure) -> Finding | None:
     return Finding(
         what="Apple's plugin jax-metal cannot do this: it is older than the installed jax, and it does only part of "
         "what JAX can.",
-        why="jax-metal is experimental, is made by Apple, and works with the jax versions of its time (0.4.34 for "
-        "jax-metal 0.1.1).",
+        why="jax-metal is experimental, is made by Apple, and has had no new version since 2024. Its last one, 0.1.1, "
+        "was reported to work with jax 0.5.0 and not with later ones.",
         fixes=[
             Fix(
                 "Use the CPU, which does everything (before importing jax)",
@@ -644,7 +651,7 @@ def metal_plugin_too_old(failure: Failure) -> Finding | None:
             Fix("Remove the plugin", shell(failure, "pip uninstall -y jax-metal")),
             Fix(
                 "Or go back to the jax that the plugin was made for",
-                shell(failure, "pip install jax==0.4.34 jaxlib==0.4.34"),
+                shell(failure, "pip install jax-metal==0.1.1 jax==0.5.0 jaxlib==0.5.0"),
             ),
         ],
         facts={"reported": match.group()},

@@ -7,7 +7,7 @@ import re
 from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
-from .backend import install_fix, shell
+from .backend import cuda_fix, install_fix, shell
 
 _RESTART = "then start Python (or the kernel) anew"
 _OTHERS = r"(?i)tensorflow\.python|\btorch\b|ProcessGroupNCCL|cupy|mxnet"
@@ -40,9 +40,11 @@ def plugin_of_another_api(failure: Failure) -> Finding | None:
     which = f"The plugin for the platform {platform}" if platform else "A plugin of JAX"
     speaks = f" (version {plugin} of the interface)" if plugin else ""
     against = f" (version {framework})" if framework else ""
-    extra = {"cuda": "jax[cuda12]", "gpu": "jax[cuda12]", "tpu": "jax[tpu]"}.get((platform or "cuda").lower())
-    if extra is not None:
-        first = install_fix(failure, extra, f"Install matching versions of all of them, {_RESTART}")
+    kind = (platform or "cuda").lower()
+    if kind in ("cuda", "gpu"):
+        first = cuda_fix(failure, "Install matching versions of all of them")
+    elif kind == "tpu":
+        first = install_fix(failure, "jax[tpu]", f"Install matching versions of all of them, {_RESTART}")
     else:
         first = Fix(
             f"Install the versions that the plugin's own page names together, {_RESTART}",
@@ -137,7 +139,7 @@ def cuda_compiler_trouble(failure: Failure) -> Finding | None:
         why="ptxas and libdevice are parts of the CUDA toolkit. JAX takes them from its pip packages "
         "(nvidia-cuda-nvcc-cu12), else from a CUDA installation of the system, which may be older than JAX needs.",
         fixes=[
-            install_fix(failure, "jax[cuda12]", f"Install JAX together with its own CUDA tools, {_RESTART}"),
+            cuda_fix(failure, "Install JAX together with its own CUDA tools"),
             Fix("See which ptxas is found first", "!which -a ptxas; ptxas --version"),
             Fix(
                 "Or say where the right CUDA toolkit lies (before importing jax)",
@@ -156,7 +158,7 @@ def nccl_library_missing(failure: Failure) -> Finding | None:
         what="The CUDA library NCCL cannot be found, so JAX cannot compute on several GPUs together.",
         why="NCCL carries data between GPUs. JAX takes it from the pip package nvidia-nccl-cu12, or from the system.",
         fixes=[
-            install_fix(failure, "jax[cuda12]", f"Install JAX together with its own CUDA libraries, {_RESTART}"),
+            cuda_fix(failure, "Install JAX together with its own CUDA libraries"),
             install_fix(failure, "nvidia-nccl-cu12", f"Or NCCL alone, {_RESTART}"),
         ],
         facts={"library": "NCCL"},
@@ -224,10 +226,7 @@ def gpu_program_crashed(failure: Failure) -> Finding | None:
         else "Your Python code cannot cause this: it is a mistake in compiled code (XLA, the NVIDIA driver or its "
         "compiler, or a kernel of your own in CUDA, Triton or Pallas).",
         fixes=[
-            Fix(
-                "Start Python anew, and update JAX (with its CUDA packages)",
-                shell(failure, 'pip install -U "jax[cuda12]"'),
-            ),
+            cuda_fix(failure, "Update JAX with its CUDA packages"),
             Fix(
                 "See which operation it is: the line that fails first when each runs by itself",
                 'import os\nos.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # before importing jax',
@@ -273,7 +272,7 @@ def operation_not_on_this_platform(failure: Failure) -> Finding | None:
             )
         )
         if platform in ("cuda", "gpu"):
-            fixes.append(install_fix(failure, "jax[cuda12]", f"Or update JAX with its CUDA packages, {_RESTART}"))
+            fixes.append(cuda_fix(failure, "Or update JAX with its CUDA packages"))
         why = "A Pallas kernel is compiled for GPUs and TPUs only; the CPU can interpret it."
     else:
         fixes.append(
@@ -423,4 +422,27 @@ def no_package_for_this_python(failure: Failure) -> Finding | None:
             Fix("See which Python this is", "import sys, platform\nprint(sys.version, platform.machine())"),
         ],
         facts={"package": package, "version": version, "available": tuple(listed)},
+    )
+
+
+@rule("JPX1328", "gpu-library-cannot-do-this", clues=("_STATUS_NOT_SUPPORTED", "_STATUS_ARCH_MISMATCH"))
+def gpu_library_cannot_do_this(failure: Failure) -> Finding | None:
+    match = failure.search(r"\b(CU\w+_STATUS_(?:NOT_SUPPORTED|ARCH_MISMATCH))")
+    of_jax = failure.is_a("JaxRuntimeError", "XlaRuntimeError") or failure.search(r"(?i)\bxla|jaxlib|stream_executor")
+    if match is None or not of_jax or _of_others(failure) or failure.search(r"CUDA error: CU\w+ when calling"):
+        return None
+    library = {"CUBLAS": "cuBLAS", "CUDNN": "cuDNN", "CUSOLVER": "cuSOLVER"}.get(match.group(1).split("_")[0], "CUDA")
+    dtype = failure.search(r"\b(bf16|f16|f8\w*|s8)\b")
+    of = f" for {dtype.group(1)} values" if dtype is not None else ""
+    return Finding(
+        what=f"{library} cannot do this operation{of} on this GPU ({match.group(1)}).",
+        why="Older GPUs lack some types (bfloat16 before Ampere, 8-bit floats before Ada and Hopper) and some layouts. "
+        f"A {library} of another version than JAX was built with gives the same message.",
+        fixes=[
+            Fix("Compute with float32", "x = x.astype(jnp.float32)"),
+            cuda_fix(failure, "Install JAX together with the libraries it was built with"),
+            Fix("See the GPU and its driver", "!nvidia-smi"),
+        ],
+        facts={"status": match.group(1)},
+        guess=True,
     )

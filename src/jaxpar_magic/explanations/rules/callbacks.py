@@ -214,13 +214,28 @@ def callback_result_needs_x64(failure: Failure) -> Finding | None:
     )
 
 
+def _ordered_on_devices(failure: Failure) -> Finding:
+    return Finding(
+        what="The function runs on several devices, and holds a callback or a print with ordered=True.",
+        why="The devices run at the same time, so their callbacks have no common order: ordered=True works on one "
+        "device only.",
+        fixes=[
+            Fix("Leave ordered=True away", "jax.debug.print('x = {}', x)"),
+            Fix("Return the value, and report it outside", "y, reported = f(x)\nprint(reported)", kind="sketch"),
+        ],
+        facts={"place": "several devices"},
+    )
+
+
 @rule(
     "JPX1705",
     "side-effect-not-supported-here",
     types=("NotImplementedError", "Exception", "ValueError"),
-    clues=("ffects not supported", "IO effect", "with these side effects"),
+    clues=("ffects not supported", "IO effect", "with these side effects", "ordered effects are not supported"),
 )
 def side_effect_not_supported_here(failure: Failure) -> Finding | None:
+    if failure.search(r"ordered effects are not supported for\s+more than 1 device"):
+        return _ordered_on_devices(failure)
     match = failure.search(
         r"(?:^|\b)(?:Effects|Ordered IO effects|Unordered IO effects|IO effect|State effect) not supported in "
         r"(?:partial-eval of )?`?([\w./`-]+?)`?(?:\s(with batched predicate))?(?:[:.]|\s|$)"

@@ -171,6 +171,57 @@ def sizes_need_brackets(failure: Failure) -> Finding | None:
     )
 
 
+@rule(
+    "JPX0827",
+    "sizes-need-brackets",
+    types=("TypeError",),
+    clues=("cannot reshape array of shape", "as a data type", "Shapes must be 1D", "Cannot interpret"),
+    priority=12,
+)
+def sizes_of_a_call_need_brackets(failure: Failure) -> Finding | None:
+    call = _calls(failure, "reshape", "normal", "uniform", "broadcast_to", "randint", "truncated_normal")
+    if call is None or not re.match(_JAX_CALL, call.function) or failure.from_jax is False:
+        return None
+    given = list(call.args[1:])
+    if len(given) < 2 or not all(re.fullmatch(r"-?\d+|[\w.]+\.shape\[-?\d+\]|len\(\w+\)|\w+", a) for a in given):
+        return None
+    if not failure.search(
+        r"cannot reshape array of shape .* into shape (?:\(?-?\d+,?\)?) |Cannot interpret '-?\d+' as a data type"
+    ):
+        return None
+    if call.name == "randint" or (call.name != "reshape" and "Cannot interpret" not in failure.message):
+        return None
+    new = call.source.replace(", ".join(given), f"({', '.join(given)})", 1)
+    return Finding(
+        what=f"`{call.source}` gives the sizes of the shape one by one; they belong into one pair of brackets.",
+        why=f"{call.function} takes the shape as one argument, a tuple; the next argument is something else.",
+        fixes=[Fix("Put the sizes into brackets", _rewritten(failure, call.source, new))],
+        facts={"function": call.function, "sizes": tuple(given)},
+    )
+
+
+@rule("JPX0805", "joined-shapes-differ", types=("TypeError", "ValueError"), priority=12,
+      clues=("integer scalar arrays can be converted", "requires ndarray", "expected a sequence", "not iterable",
+             "int() argument must be", "Zero-dimensional", "but got"))  # fmt: skip
+def arrays_to_join_one_by_one(failure: Failure) -> Finding | None:
+    call = _calls(failure, "stack", "hstack", "vstack", "dstack", "concatenate", "concat", "column_stack", "block")
+    if call is None or not re.match(r"(?:jnp|jax\.numpy)\.", call.function) or len(call.args) < 2:
+        return None
+    second = failure.variable(call.args[1])
+    if failure.from_jax is False or not (
+        (second is not None and second.array) or re.match(r"(?:jnp|jax|np)\.", call.args[1])
+    ):
+        return None
+    keywords = "".join(f", {k}={v}" for k, v in call.keywords.items())
+    new = f"{call.function}([{', '.join(call.args)}]{keywords})"
+    return Finding(
+        what=f"{call.name} got {len(call.args)} separate arrays, and takes one list of them.",
+        why="The arrays to be joined come as one list or tuple; the next argument is the axis.",
+        fixes=[Fix("Put the arrays into a list", _rewritten(failure, call.source, new))],
+        facts={"arguments": call.args},
+    )
+
+
 @rule("JPX0828", "axis-named-twice", types=("ValueError",), clues=("duplicate value in 'axis'", "repeated axis"))
 def axis_named_twice(failure: Failure) -> Finding | None:
     match = failure.search(r"duplicate value in 'axis': \(([-\d, ]+)\)|^repeated axis(?: in \w+)?$")
@@ -220,18 +271,33 @@ def no_such_axis_of_call(failure: Failure) -> Finding | None:
             facts={"axis": bad, "rank": rank},
         )
     match = failure.search(r"^index (-?\d+) is out of bounds for axis 0 with size (\d+)$")
-    call = _calls(failure, "swapaxes", "moveaxis", "transpose", "rollaxis")
-    if match is None or call is None or not jax_at_line(failure):
+    if match is None or not jax_at_line(failure):
+        return None
+    call = _calls(failure, "swapaxes", "moveaxis", "transpose", "rollaxis") or next(
+        (c for c in (failure.user.calls if failure.user else ()) if c.keywords.get("axis") == match.group(1)), None
+    )
+    if call is None:
         return None
     axis, rank = int(match.group(1)), int(match.group(2))
+    if call.keywords.get("axis") == match.group(1):
+        return Finding(
+            what=f"`{call.source}` names axis {axis}, but the array has {counted(rank, 'axis')} (0 to {rank - 1}).",
+            why="Axes are counted from 0, or from the end with -1.",
+            fixes=[
+                Fix("Name the last axis", _rewritten(failure, call.source, call.changed(axis="-1"))),
+            ],
+            facts={"axis": axis, "rank": rank},
+        )
     given = [str(rank - 1) if source == str(axis) else source for source in call.args]
-    new = f"{call.function}({', '.join([*given, *(f'{k}={v}' for k, v in call.keywords.items())])})"
+    keywords = [f"{k}={v}" for k, v in call.keywords.items()]
+    new = f"{call.function}({', '.join([*given, *keywords])})"
+    last = f"{call.function}({', '.join(['-1' if source == str(axis) else source for source in call.args] + keywords)})"
     return Finding(
         what=f"`{call.source}` names axis {axis}, but the array has {counted(rank, 'axis')} (0 to {rank - 1}).",
         why="Axes are counted from 0.",
         fixes=[
             Fix("Name an axis that exists", _rewritten(failure, call.source, new)),
-            Fix("Or count from the end: -1 is always the last axis", "jnp.swapaxes(x, 0, -1)"),
+            Fix("Or count from the end: -1 is always the last axis", _rewritten(failure, call.source, last)),
         ],
         facts={"axis": axis, "rank": rank},
     )
@@ -293,32 +359,6 @@ def slice_of_fractions(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX0877", "comparison-of-symbolic-sizes", types=("InconclusiveDimensionOperation",))
-def comparison_of_symbolic_sizes(failure: Failure) -> Finding | None:
-    match = failure.search(r"Symbolic dimension comparison '(.*?)' (.{1,2}) '(.*?)' is inconclusive")
-    if match is None:
-        return None
-    left, sign, right = match.groups()
-    bound = f"{left} >= {int(right) + 1}" if sign == ">" and right.isdigit() else f"{left} >= {right}"
-    return Finding(
-        what=f"The exported function asks whether {left} {sign} {right}, and that is true for some sizes {left} and "
-        "false for others.",
-        why="jax.export with symbolic shapes makes one program for all sizes. Python's question needs one answer for "
-        "all of them; a constraint can give it.",
-        fixes=[
-            Fix(
-                "Promise what holds for all sizes that will be used",
-                f"sizes = export.symbolic_shape({left!r}, constraints=[{bound!r}])",
-            ),
-            Fix(
-                "Or export one program for each size",
-                "exported = export.export(jax.jit(f))(jax.ShapeDtypeStruct((8,), 'float32'))",
-            ),
-        ],
-        facts={"left": left, "sign": sign, "right": right},
-    )
-
-
 @rule(
     "JPX0826",
     "function-needs-other-shapes",
@@ -352,7 +392,7 @@ def initializer_needs_two_axes(failure: Failure) -> Finding | None:
     anywhere=True,
 )
 def dtype_name_unknown(failure: Failure) -> Finding | None:
-    match = failure.search(r"^data type ['\"]([\w<>=|]+)['\"] not understood$")
+    match = failure.search(r"^data type ['\"]([\w<>=|.]+)['\"] not understood$")
     other = failure.search(
         r"^JAX only supports number, bool, and string dtypes, got dtype (\w+)"
         r"|with dtype (float128|longdouble|complex256) is not a valid JAX array type"
@@ -367,7 +407,7 @@ def dtype_name_unknown(failure: Failure) -> Finding | None:
     known = (
         "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64 complex128"
     )
-    close = difflib.get_close_matches(name, known.split(), 1, 0.6)
+    close = difflib.get_close_matches(name.rpartition(".")[2], known.split(), 1, 0.6)
     best = "float64" if name in ("float128", "longdouble") else "complex128" if name == "complex256" else None
     best = best or (close[0] if close else "float32")
     line = _line(failure)
@@ -764,11 +804,18 @@ def float0_has_no_arithmetic(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX0968", "text-plus-array", types=("TypeError",), clues=("can only concatenate str",), anywhere=True)
+@rule(
+    "JPX0968", "text-plus-array", types=("TypeError",), clues=("can only concatenate str", "and 'str'"), anywhere=True
+)
 def text_plus_array(failure: Failure) -> Finding | None:
-    match = failure.search(rf'^can only concatenate str \(not "({ARRAY})"\) to str$')
+    match = failure.search(
+        rf'^can only concatenate str \(not "({ARRAY})"\) to str$'
+        rf"|^unsupported operand type\(s\) for \S+: '({ARRAY})' and 'str'$"
+    )
     if match is None:
         return None
+    if match.group(2) is not None:
+        return _number_from_text(failure, match.group(2))
     line = operands(failure, "+")
     traced = "Tracer" in match.group(1)
     code = 'text = f"loss: {x}"'
@@ -784,6 +831,19 @@ def text_plus_array(failure: Failure) -> Finding | None:
         why="Python joins text with text only; an f-string makes text of anything.",
         fixes=fixes,
         facts={"type": match.group(1)},
+    )
+
+
+def _number_from_text(failure: Failure, kind: str) -> Finding:
+    line = operands(failure)
+    text = line[2] if line is not None else "text"
+    number = f"float({text})"
+    code = _rewritten(failure, text, number) if line is not None else f"x + {number}"
+    return Finding(
+        what=f"A JAX array ({kind.rsplit('.', 1)[-1]}) and the text `{text}` cannot be combined.",
+        why="What comes from input(), the command line or a file is text, also if it looks like a number.",
+        fixes=[Fix("Make a number of the text", code)],
+        facts={"type": kind},
     )
 
 
@@ -969,87 +1029,62 @@ def unpacked_without_aux(failure: Failure) -> Finding | None:
     )
 
 
-@rule(
-    "JPX0601",
-    "leaked-tracer",
-    types=("TracerArrayConversionError", "TracerBoolConversionError", "ConcretizationTypeError"),
-    priority=40,
-)
-def tracer_at_top_level(failure: Failure) -> Finding | None:
-    # no function is being traced at the top level of a script or cell: a tracer there is one that was stored
-    frame = failure.user
-    if frame is None or frame.function != "<module>" or not failure.live:
-        return None
-    line = frame.segment or frame.statement or frame.source or ""
-    held = next(
-        (
-            v
-            for v in failure.variables.values()
-            if v.name.isidentifier()
-            and re.search(rf"(?<![\w.]){re.escape(v.name)}\b", line)
-            and (v.tracer or (v.element or "").endswith("Tracer"))
-        ),
-        None,
-    )
-    made = failure.search(r"was created on line:\s*(\S[^\n]*)")
-    if held is None or re.search(r"\blambda\b", line):
-        return None
-    where = f", in the line `{made.group(1).strip()[:80]}`" if made is not None else ""
-    value = "outputs" if held.type in ("list", "dict", "tuple") else held.name
-    return Finding(
-        what=f"`{held.name}` holds a value that was made while JAX traced a function{where}, and was stored outside of "
-        "that function. It has no numbers, now that the function has ended.",
-        why="JAX runs the Python function once, with stand-ins (tracers) for the values, and then only the compiled "
-        "program. A tracer that is stored outside (in a list, a global, an attribute) means nothing after that.",
-        fixes=[
-            Fix(
-                "Return the value from the function, and store it outside",
-                f"def f(x):\n    ...  # as before, without storing it\n    return result, value\n\nresult, {value} = "
-                "jax.vmap(f)(x)",
-            ),
-            Fix(
-                "To look at values while the compiled function runs",
-                'jax.debug.print("value = {}", value)  # inside f',
-            ),
-        ],
-        facts={"name": held.name},
-    )
-
-
 @rule("JPX1620", "custom-rule-arguments", types=("TypeError",), clues=("positional argument",))
 def rule_with_other_arguments(failure: Failure) -> Finding | None:
     match = failure.search(
         r"^(\S+)\(\) (?:takes (\d+) positional arguments? but (\d+) (?:was|were) given|missing \d+ required positional)"
     )
     definition = next(
-        (
-            (name, d)
-            for name, d in failure.definitions.items()
-            if re.search(r"custom_[jv][vj]p\b.*nondiff_arg", d, re.S)
-        ),
-        None,
+        ((name, d) for name, d in failure.definitions.items() if re.search(r"custom_[jv][vj]p\b", d)), None
     )
-    if match is None or definition is None or failure.from_jax is False:
+    if match is None or definition is None or failure.from_jax is False or failure.user is None:
         return None
     name, source = definition
-    if match.group(1) == name:
-        return None  # the function itself was called with other arguments
-    jvp = "custom_jvp" in source
-    rules = (
-        f"@{name}.defjvp\ndef {name}_jvp(nondiff, primals, tangents):\n    ..."
-        if jvp
-        else f"def forward(nondiff, x):\n    return {name}(nondiff, x), (x,)\n\n"
-        f"def backward(nondiff, residuals, g):\n    (x,) = residuals\n    return (g * x,)\n\n"
-        f"{name}.defvjp(forward, backward)"
-    )
-    given = f" It takes {match.group(2)} and was given {match.group(3)}." if match.group(2) else ""
+    called = match.group(1).rpartition(".")[2]
+    if called == name or failure.user.function == name or called in {call.name for call in failure.user.calls}:
+        return None  # the user's own call has other arguments
+    jvp, nondiff = "custom_jvp" in source, "nondiff_arg" in source
+    head = re.search(rf"def {name}\(([\w, ]*)\)", source)
+    parameters = head.group(1) if head is not None and head.group(1) else "x"
+    count = parameters.count(",") + 1
+    given = int(match.group(3)) if match.group(3) else None
+    if not nondiff and given is not None and given not in ((2, count + 2) if jvp else (count, 2)):
+        return None
+    if nondiff:
+        rules = (
+            f"@{name}.defjvp\ndef {name}_jvp(nondiff, primals, tangents):\n    ..."
+            if jvp
+            else f"def forward(nondiff, x):\n    return {name}(nondiff, x), (x,)\n\n"
+            f"def backward(nondiff, residuals, g):\n    (x,) = residuals\n    return (g * x,)\n\n"
+            f"{name}.defvjp(forward, backward)"
+        )
+        why = (
+            f"{name} has nondiff_argnums. Then {'the rule gets' if jvp else 'the backward rule gets'} these arguments "
+        )
+        why += "first, before the usual ones, and returns nothing for them"
+        why += "." if jvp else "; the forward rule gets all arguments, as the function does."
+    elif jvp:
+        rules = f"@{name}.defjvp\ndef {name}_jvp(primals, tangents):\n    ({parameters},) = primals\n    "
+        rules += f"return {name}({parameters}), tangents[0]  # times the derivative"
+        why = (
+            "The rule of a custom_jvp gets two tuples: the arguments, and how they change. (defjvps takes one function "
+        )
+        why += "for each argument: of its change, the result, and all arguments.)"
+    else:
+        gradients = ", ".join(f"g * {p}" for p in parameters.split(", "))
+        rules = f"def forward({parameters}):\n    return {name}({parameters}), ({parameters},)\n\n"
+        rules += f"def backward(residuals, g):\n    ({parameters},) = residuals\n    return ({gradients},)  # the "
+        rules += f"derivatives\n\n{name}.defvjp(forward, backward)"
+        why = (
+            "The forward rule gets the function's arguments. The backward rule gets two things: what the forward rule "
+        )
+        why += "kept, and the gradient of the result."
+    took = f" It takes {match.group(2)} and was given {given}." if match.group(2) else ""
     return Finding(
-        what=f"A derivative rule of {name}, {match.group(1)}, takes other arguments than JAX gives it.{given}",
-        why=f"{name} has nondiff_argnums. Then {'the rule gets' if jvp else 'the backward rule gets'} these arguments "
-        "first, before the usual ones, and returns nothing for them"
-        + ("." if jvp else "; the forward rule gets all arguments, as the function does."),
+        what=f"A derivative rule of {name}, {called}, takes other arguments than JAX gives it.{took}",
+        why=why,
         fixes=[Fix("Write the rule with these arguments", rules)],
-        facts={"function": name, "rule": match.group(1)},
+        facts={"function": name, "rule": called},
         guess=True,
     )
 

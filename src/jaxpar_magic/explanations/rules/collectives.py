@@ -393,10 +393,34 @@ def groups_miss_devices(failure: Failure) -> Finding | None:
     )
 
 
+def _unknown_to(failure: Failure, function: str | None, allowed: list[str]) -> Finding:
+    call = failure.call(function or "pcast", "pvary", "pcast")
+    given = call.keywords.get("to") if call is not None else None
+    word = (given or "").strip("'\"")
+    best = next((name for name in sorted(allowed) if word and name.startswith(word[:4])), None)
+    best = best or ("varying" if "varying" in allowed else sorted(allowed)[0])
+    code = failure.rewrite(call.source, call.changed(to=repr(best))) if call is not None and given else None
+    return Finding(
+        what=f"{function or 'pcast'} got to={given or 'another value'}; it knows "
+        f"{listed([repr(name) for name in sorted(allowed)], 'and')}.",
+        why="to= says what the value is to be: varying means that it may differ between the devices of the axes named.",
+        fixes=[Fix(f"Write to={best!r}", code or f"jax.lax.{function or 'pcast'}(x, axis_name, to={best!r})")],
+        facts={"to": word, "allowed": tuple(sorted(allowed))},
+    )
+
+
 @rule(
-    "JPX0355", "pcast-not-possible", types=("ValueError",), clues=("Unsupported pcast", "pvary is a invariant->variant")
+    "JPX0355",
+    "pcast-not-possible",
+    types=("ValueError",),
+    clues=("Unsupported pcast", "pvary is a invariant->variant", "Got unexpected `to` value"),
 )
 def pcast_not_possible(failure: Failure) -> Finding | None:
+    unknown = failure.search(
+        r"Got unexpected `to` value(?: for `jax\.lax\.(\w+)`)?\.\s+Allowed `to`\s+values are: \{(.*?)\}"
+    )
+    if unknown is not None:
+        return _unknown_to(failure, unknown.group(1), re.findall(r"'(\w+)'", unknown.group(2)))
     match = failure.search(r"Unsupported pcast from=(\w+), to='(\w+)'")
     old = (
         failure.search(r"pvary is a invariant->variant collective.*?Got axes=\(?([^)]*)\)?", re.S)

@@ -196,3 +196,25 @@ def check_arguments(failure: Failure) -> Finding | None:
         fixes=fixes,
         facts={},
     )
+
+
+@rule("JPX1715", "checkify-of-a-batched-loop", types=("ValueError",), clues=("batched while-loops",))
+def checkify_of_a_batched_loop(failure: Failure) -> Finding | None:
+    if not failure.search(r"Checkify does not support batched while-loops"):
+        return None
+    call = failure.call("checkify")
+    mapped = re.fullmatch(r"((?:jax\.)?vmap)\((.+?)((?:, \w+=.+)?)\)", call.args[0]) if call and call.args else None
+    code = "checked = jax.vmap(checkify.checkify(function))\nerrors, results = checked(inputs)\nerrors.throw()"
+    if call is not None and mapped is not None:
+        vmap, function, rest = mapped.groups()
+        keywords = "".join(f", {k}={v}" for k, v in call.keywords.items())
+        new = f"{vmap}({call.function}({function}{keywords}){rest})"
+        code = failure.rewrite(call.source, new) or new
+    return Finding(
+        what="checkify got a function that vmap has mapped, and in it is a while loop whose condition differs between "
+        "the items.",
+        why="A mapped while loop runs until the last item is done, and checkify cannot tell which checks count then. "
+        "It can check each item's loop, and vmap can map that.",
+        fixes=[Fix("Put vmap outside: map the checked function", code)],
+        facts={},
+    )

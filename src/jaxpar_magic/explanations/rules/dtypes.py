@@ -275,6 +275,12 @@ def lax_needs_equal_dtypes(failure: Failure) -> Finding | None:
         rest = [f"{k}={v}" for k, v in call.keywords.items()]
         new = f"{call.function}({', '.join([*args, *rest])})"
         fixes.append(Fix(f"Cast to {target}", failure.rewrite(call.source, new) or new))
+    elif call is not None and name in ("select", "dynamic_update_slice", "clamp"):
+        # the first of select is the condition, the third of dynamic_update_slice the place
+        casted = {"select": call.args[1:3], "dynamic_update_slice": call.args[:2]}.get(name, call.args)
+        args = [f"jax.numpy.asarray({a}, {target!r})" if a in casted else a for a in call.args]
+        new = f"{call.function}({', '.join([*args, *(f'{k}={v}' for k, v in call.keywords.items())])})"
+        fixes.append(Fix(f"Cast to {target}", failure.rewrite(call.source, new) or new))
     else:
         fixes.append(Fix(f"Cast to {target}", f"jax.lax.{name}(x.astype({target!r}), y.astype({target!r}))"))
     return Finding(

@@ -302,7 +302,7 @@ def result_length_depends_on_values(failure: Failure) -> Finding | None:
     match = failure.search(
         r"The size argument of jnp\.(\w+) must be|first argument of jnp\.(\w+)\(\)|arose in (\w+)\(\)"
         r"|argument '\w+' of jnp\.(bincount)|When jit-compiling jnp\.(repeat)|(segment_\w+)\(\) `num_segments` argument"
-        r"|'obj' array argument of jnp\.(delete)|argument of (trim_zeros)\(\)"
+        r"|'obj' array argument of jnp\.(delete)|argument of (trim_zeros)\(\)|error occurred in the jnp\.(roots)\(\)"
     )
     call = next((c for c in (failure.user.calls if failure.user is not None else ()) if c.name in _FIXED), None)
     if failure.is_a("TracerBoolConversionError"):
@@ -328,7 +328,18 @@ def result_length_depends_on_values(failure: Failure) -> Finding | None:
     if counted_ is not None:  # only the number of items is wanted
         new = f"jnp.count_nonzero({counted_.group(2)})"
         fixes.append(Fix("Count them, which needs no list of them", failure.rewrite(counted_.group(), new) or new))
-    if name in ("delete", "trim_zeros"):
+    if name == "roots":
+        roots = failure.call("roots")
+        x = roots.args[0] if roots is not None and roots.args else "coefficients"
+        new = f"{roots.function if roots is not None else 'jnp.roots'}({x}, strip_zeros=False)"
+        fixes.append(
+            Fix(
+                "Keep zeros at the front (the first coefficient must not be 0)",
+                (failure.rewrite(roots.source, new) if roots is not None else None) or new,
+            )
+        )
+        argument_name = None
+    elif name in ("delete", "trim_zeros"):
         if name == "delete" and failure.call("delete") is not None:
             call = failure.call("delete")
             arguments = list(call.args) if call is not None else []
@@ -352,8 +363,26 @@ def result_length_depends_on_values(failure: Failure) -> Finding | None:
     else:
         argument_name, code = _FIXED.get(name, ("size", "size={x}.size"))
         code = code.format(x=x, y=y)
-        if call is not None:
-            arguments = [*call.args, *(f"{k}={v}" for k, v in call.keywords.items() if k != argument_name), code]
+        bare = failure.call("jit", "vmap") if call is None else None
+        if bare is not None and bare.args and re.fullmatch(rf"(?:jnp|jax\.numpy)\.{name}", bare.args[0]):
+            inputs = failure.applied(bare.name)
+            of = (*(inputs[0].args if inputs is not None else ()), "x", "y")
+            _, code = _FIXED.get(name, ("size", "size={x}.size"))
+            part = f"functools.partial({bare.args[0]}, {code.format(x=enclosed(of[0]), y=enclosed(of[1]))})"
+            new = bare.source.replace(bare.args[0], part, 1)
+            fixes.append(
+                Fix(f"Fix the length of the result with {argument_name}=", failure.rewrite(bare.source, new) or new)
+            )
+        elif call is not None:
+            by_position = 3 if name.startswith("segment") else len(call.args)
+            kept = (
+                call.args[: by_position - 1]
+                if len(call.args) >= by_position and name.startswith("segment")
+                else call.args
+            )
+            static = static_fix(failure) if len(kept) < len(call.args) else None
+            fixes += [static] if static is not None else []
+            arguments = [*kept, *(f"{k}={v}" for k, v in call.keywords.items() if k != argument_name), code]
             new = f"{call.function}({', '.join(arguments)})"
             title = f"Fix the length of the result with {argument_name}="
             if "=100" in code:
@@ -604,7 +633,9 @@ def carry_grows_in_a_loop(failure: Failure) -> Finding | None:
     clues=("Shapes must be 1D sequences of concrete values", "must have every element be nonnegative"),
 )
 def shape_of_other_than_whole_numbers(failure: Failure) -> Finding | None:
-    match = failure.search(r"Shapes must be 1D sequences of concrete values of integer type, got (\([^\n]*\))\.?")
+    match = failure.search(
+        r"Shapes must be 1D sequences of concrete values of integer type, got (\([^\n]*\)|[-\w.]+?)\.?$", re.M
+    )
     negative = failure.search(r"shape must have every element be nonnegative, got (\([\d, -]*\))")
     if match is not None and re.search(_TRACER, match.group(1)):
         return None
@@ -614,6 +645,11 @@ def shape_of_other_than_whole_numbers(failure: Failure) -> Finding | None:
     found = _sized_call(failure)
     size = found[1] if found is not None else None
     fixes = []
+    if found is not None and size and found[0].name == "reshape" and "None" in size:
+        new = found[0].source.replace("None", "-1", 1)
+        fixes.append(
+            Fix("Write -1 for the size that follows from the others", failure.rewrite(found[0].source, new) or new)
+        )
     divided = bool(size and re.search(r"[A-Za-z_/]", size))  # a plain 1.5 is a mistake that int() would hide
     if found is not None and size and divided and match is not None and "." in match.group(1):
         call = found[0]

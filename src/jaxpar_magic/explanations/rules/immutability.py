@@ -201,6 +201,10 @@ def at_needs_a_method(failure: Failure) -> Finding | None:
             name = ast.unparse(target.value.value)
             target.value = target.value.value
             code, _ = _assignment_fix(failure, node)
+    round_ = next((c for c in (failure.user.calls if failure.user else ()) if c.function.endswith(".at")), None)
+    if code is None and round_ is not None:
+        new = f"{round_.function}[{', '.join(round_.args)}]"
+        code = failure.rewrite(round_.source, new) or new
     return Finding(
         what=f"{name}.at[…] alone changes nothing and cannot be assigned to: it needs a method such as .set(value)."
         if name

@@ -229,9 +229,10 @@ def mask_of_another_shape(failure: Failure) -> Finding | None:
             )
         else:
             new = f"{x}[:{got[0]}][{index}]"
-            fixes.append(
-                Fix(f"Use the first {got[0]} items of the array", failure.rewrite(ast.unparse(node), new) or new)
-            )
+            if isinstance(node.value, ast.Attribute) and node.value.attr == "at":
+                new = f"{x}.at[jnp.nonzero({index})[0]]"
+            title = f"Let the mask speak of the first {got[0]} items of the array"
+            fixes.append(Fix(title, failure.rewrite(ast.unparse(node), new) or new))
     shape = shape_of(failure, x)
     if shape is not None and node is not None and len(got) == 1 and got[0] in shape[1:]:
         axis = shape.index(got[0], 1)

@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 
-from ..context import Failure
+from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed
@@ -120,6 +120,10 @@ def _kind_of(value: str, dtype: str) -> str:
     if match:
         return {"map": "map", "zip": "zip", "filter": "filter"}.get(match.group(1), match.group(1))
     return "numpy.ndarray"
+
+
+def _calls_at_line(failure: Failure) -> tuple[Call, ...]:
+    return failure.user.calls if failure.user is not None else ()
 
 
 def _argument(failure: Failure, problem: _Problem) -> str | None:
@@ -379,6 +383,8 @@ def none_in_array_code(failure: Failure) -> Finding | None:
         if call is not None
         else problem.function
     )
+    if call is not None and call.name == "where" and len(call.args) + len(call.keywords) == 2:
+        return _where_of_two(failure, call)
     name = source if source and source.isidentifier() and source != "None" else "w"
     statement = failure.user.statement if failure.user is not None else None
     fixes = [
@@ -403,6 +409,17 @@ def none_in_array_code(failure: Failure) -> Finding | None:
         "None is known while JAX traces.",
         fixes=fixes,
         facts={"argument": source, "operation": problem.function},
+    )
+
+
+def _where_of_two(failure: Failure, call: Call) -> Finding:
+    new = f"{call.source[:-1]}, 0)"
+    return Finding(
+        what=f"`{call.source}` says what stands where the condition is true, and not what stands elsewhere.",
+        why="where takes one argument (and gives the positions of what is true) or three: the condition, the value if "
+        "it is true, and the value if not.",
+        fixes=[Fix("Give the other value too, here 0", failure.rewrite(call.source, new) or new)],
+        facts={"argument": None, "operation": "where"},
     )
 
 
@@ -588,6 +605,9 @@ def list_where_an_array_is_needed(failure: Failure) -> Finding | None:
     operation = (
         f"jnp.{problem.function}" if problem.function else f"`{line[1]}`" if line is not None else "The operation"
     )
+    drawn = next((c for c in _calls_at_line(failure) if re.search(r"random\.(choice|permutation)$", c.function)), None)
+    if drawn is not None and drawn.name == problem.function and len(drawn.args) > 1:
+        return _drawn_from_a_list(failure, drawn, problem.name)
     if problem.name == "dict":
         key = "name"
         fixes = [
@@ -609,6 +629,28 @@ def list_where_an_array_is_needed(failure: Failure) -> Finding | None:
         "of its own, which is slow.",
         fixes=fixes,
         facts={"type": problem.name, "function": problem.function, "argument": source},
+    )
+
+
+def _drawn_from_a_list(failure: Failure, call: Call, kind: str) -> Finding:
+    """jax.random.choice or permutation of a Python list, which may hold text."""
+    listing = call.args[1]
+    variable = failure.variable(listing)
+    text = variable.element == "str" if variable is not None else bool(re.match(r"[\[(]\s*['\"]", listing))
+    array = f"jnp.array({listing})"
+    if text:
+        index = call.source.replace(listing, f"len({listing})", 1)
+        head = f"chosen = {enclosed(listing)}[int({index})]"
+        fix = Fix("Draw a position: text cannot be in an array", head)
+        if call.name == "permutation" or "shape" in call.keywords or len(call.args) > 2:
+            fix = Fix("Draw positions: text cannot be in an array", f"chosen = [{listing}[i] for i in {index}]")
+    else:
+        fix = Fix("Make an array of it", failure.rewrite(call.source, call.source.replace(listing, array, 1)) or array)
+    return Finding(
+        what=f"{call.function} got a Python {kind} (`{listing}`), and draws from an array.",
+        why="numpy turns lists into arrays without a word; JAX does not. A JAX array holds numbers only.",
+        fixes=[fix],
+        facts={"type": kind, "function": call.name, "argument": listing},
     )
 
 
@@ -862,13 +904,25 @@ def method_of_another_library(failure: Failure) -> Finding | None:
         code = f"np.asarray({x})"
     source = _FROM.get(attribute, "torch")
     variable = failure.variable(x)
+    fix = Fix("The same with JAX", code)
+    if code.startswith("np.asarray(") and (
+        failure.search(r"Tracer (?:object )?has no") or (variable and variable.tracer)
+    ):
+        # inside a traced function there are no numbers to convert
+        function = failure.user.function if failure.user is not None else "f"
+        function = function if function.isidentifier() else "f"
+        fix = Fix(
+            "Leave it away inside the traced function, and convert its result outside",
+            f"result = np.asarray({function}(x))  # return {x} itself from {function}",
+            kind="sketch",
+        )
     shown = f" `{x}` ({variable})" if variable is not None and variable.array else f" `{x}`" if used is not None else ""
     return Finding(
         what=f".{attribute} belongs to the arrays of {source};{shown or ' this'} is a JAX array and has no such "
         "attribute.",
         why="A JAX array has the methods of numpy's arrays that make new arrays; the rest are functions of jax and "
         "jax.numpy.",
-        fixes=[Fix("The same with JAX", code)],
+        fixes=[fix],
         facts={"attribute": attribute, "array": x if used is not None else None, "library": source},
     )
 

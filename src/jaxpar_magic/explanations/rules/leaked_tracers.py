@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 
-from ..context import Failure
+from ..context import Failure, package_of
 from ..explanation import Fix
 from ..registry import Finding, rule
 
@@ -45,6 +45,65 @@ def leaked_tracer(failure: Failure) -> Finding | None:
             "used": use,
         },
     )
+
+
+@rule(
+    "JPX0601",
+    "leaked-tracer",
+    types=("TracerArrayConversionError", "TracerBoolConversionError", "ConcretizationTypeError"),
+    priority=40,
+)
+def tracer_outside_its_function(failure: Failure) -> Finding | None:
+    frame = failure.user
+    if frame is None or not failure.live:
+        return None
+    line = frame.segment or frame.statement or frame.source or ""
+    at_top = frame.function == "<module>" and not re.search(r"\blambda\b", line)
+    held = next(
+        (
+            v.name
+            for v in failure.variables.values()
+            if v.name.isidentifier()
+            and re.search(rf"(?<![\w.]){re.escape(v.name)}\b", line)
+            and (v.tracer or (v.element or "").endswith("Tracer"))
+        ),
+        None,
+    )
+    traced = failure.search(r"while tracing the function (\S+) at (\S+):\d+ for (\w+)")
+    over = traced is not None and _has_ended(failure, traced.group(1), traced.group(2))
+    if not over and not (at_top and held):
+        return None
+    held = held or _used(failure)
+    function = traced.group(1).rpartition(".")[2] if traced is not None and over else None
+    made = failure.search(r"was created on line:\s*(\S[^\n]*)")
+    where = f", in the line `{made.group(1).strip()[:80]}`" if made is not None else ""
+    while_ = f"while JAX traced {function}" if function and function != "<lambda>" else "while JAX traced a function"
+    return Finding(
+        what=f"{f'`{held}`' if held else 'The value used here'} holds a value that was made {while_}{where}, and was "
+        "stored outside of that function. It has no numbers, now that the function has ended.",
+        why=_WHY,
+        fixes=_fixes(failure, function, traced.group(3) if traced is not None else "vmap", None, held),
+        facts={"name": held, "function": function},
+    )
+
+
+def _has_ended(failure: Failure, function: str, file: str) -> bool:
+    """Whether the user's function that a tracer belongs to is not running: then the tracer was stored.
+
+    JAX takes only its own frames out of a traceback. But a decorator's wrapper runs under another name than JAX
+    prints, so each function on the way must be one that the line above it calls by name.
+    """
+    names = {frame.function for frame in failure.frames}
+    if function.rpartition(".")[2] in names or package_of(file) != "user":
+        return False
+    above = None
+    frames = failure.user_frames
+    start = next((n for n, frame in enumerate(frames) if frame.function == "<module>"), len(frames) - 1)
+    for frame in reversed(frames[: start + 1]):
+        if above is not None and frame.function not in {call.name for call in above.calls}:
+            return False
+        above = frame
+    return above is not None and "lambda" not in (above.segment or "")
 
 
 def _used(failure: Failure) -> str | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import sizes
-from ._lines import Shape, called_with, enclosed, shape_of
+from ._lines import called_with, enclosed, shape_of, written_shape
 
 _SQUARE = ("solve", "inv", "cholesky", "eigh", "eigvalsh", "det", "slogdet", "eig", "eigvals", "expm", "logm", "sqrtm")
 
@@ -41,7 +39,7 @@ def matrix_is_not_square(failure: Failure) -> Finding | None:
         shape = next((sizes(g) for g in match.groups() if g is not None and g.startswith("(")), shape)
     elif core is not None:
         if shape is None and argument is not None:
-            shape = _written_shape(argument)
+            shape = written_shape(argument)
         m, n = int(core.group(3)), int(core.group(2))
         if shape is not None and len(shape) > 1 and shape[-1] == shape[-2]:
             return None
@@ -95,15 +93,6 @@ def matrix_is_not_square(failure: Failure) -> Finding | None:
     )
 
 
-def _written_shape(source: str) -> Shape | None:
-    """Shape of an array made on the spot: jnp.ones((3, 2)), jnp.eye(3)."""
-    match = re.fullmatch(r"(?:jnp|np|jax\.numpy|numpy)\.(?:ones|zeros|empty|full)\(\(([\d, ]+)\).*\)", source)
-    if match is not None:
-        return sizes(match.group(1))
-    match = re.fullmatch(r"(?:jnp|np|jax\.numpy|numpy)\.(?:eye|identity)\((\d+)\)", source)
-    return (int(match.group(1)),) * 2 if match is not None else None
-
-
 @rule(
     "JPX0825",
     "core-sizes-differ",
@@ -134,7 +123,7 @@ def core_sizes_differ(failure: Failure) -> Finding | None:
     if signature.startswith(f"({letter},{letter})"):
         shape = None
         if call is not None and call.args:
-            shape = shape_of(failure, call.args[0]) or _written_shape(call.args[0])
+            shape = shape_of(failure, call.args[0]) or written_shape(call.args[0])
         if shape is None or len(shape) < 2 or shape[-1] != shape[-2]:
             return None
     arguments = call.args if call is not None else ()
@@ -157,4 +146,34 @@ def core_sizes_differ(failure: Failure) -> Finding | None:
         fixes=fixes,
         facts={"dimension": letter, "sizes": (int(m), int(n)), "signature": signature},
         guess=guess,
+    )
+
+
+@rule(
+    "JPX0832",
+    "solver-needs-the-factor",
+    types=("ValueError", "TypeError"),
+    clues=("values to unpack", "iteration over a 0-d array", "object is not iterable"),
+    priority=10,
+)
+def solver_needs_the_factor(failure: Failure) -> Finding | None:
+    call = called_with(failure, "cho_solve", "lu_solve")
+    if call is None or len(call.args) < 2 or failure.from_jax is False:
+        return None
+    if not failure.search(r"^(?:too many|not enough) values to unpack \(expected 2|0-d array|not iterable"):
+        return None
+    matrix, right = call.args[:2]
+    factor = {"cho_solve": "cho_factor", "lu_solve": "lu_factor"}[call.name]
+    prefix = call.function.removesuffix(call.name)
+    new = f"{call.function}({prefix}{factor}({matrix}), {right})"
+    fixes = [Fix(f"Factor the matrix with {factor} first", failure.rewrite(call.source, new) or new)]
+    if call.name == "cho_solve":
+        lower = f"{call.function}(({matrix}, True), {right})"
+        title = f"If {matrix} is already a lower factor (from cholesky): say so"
+        fixes.append(Fix(title, failure.rewrite(call.source, lower) or lower))
+    return Finding(
+        what=f"{call.name} takes a factored matrix, a pair, and got `{matrix}`.",
+        why=f"{call.name} solves with what {factor} gives: a pair of the factor and how it is stored.",
+        fixes=fixes,
+        facts={"function": call.name, "argument": matrix},
     )

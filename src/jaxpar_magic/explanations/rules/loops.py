@@ -234,19 +234,29 @@ def carry_structure_changes(failure: Failure) -> Finding | None:
         what=f"The body of {loop} returns a carry that is built in another way than the one it gets{how}.",
         why="JAX compiles the loop's body once for all steps, so the carry must keep its structure: the same "
         "containers, the same number of parts, the same keys.",
-        fixes=[Fix("Return the carry built like the initial one", _alike(found[0].group(2) if found else ""))],
+        fixes=_structure_fixes(failure, loop, found[0].group(2) if found else ""),
         facts={"loop": loop, "carries": tuple(m.group(1) for m in found)},
     )
 
 
-def _alike(before: str) -> str:
-    if "dict" in before:
-        return "return {**carry, 'name': new_value}, output        # all the keys that the carry came with"
-    if "list" in before:
-        return "return [first, second], output        # a list, as the carry came"
-    if "tuple" in before:
-        return "return (first, second), output        # a tuple, as the carry came"
-    return "return new_carry, output        # of the same class, with the same parts"
+def _structure_fixes(failure: Failure, loop: str, before: str) -> list[Fix]:
+    fixes = []
+    if "NoneType" in before:
+        fixes.append(
+            Fix("Start with a value of the kind that the body returns", "init = jnp.zeros(())  # instead of None")
+        )
+    return [*fixes, Fix("Return the carry built like the initial one", _alike(loop, before))]
+
+
+def _alike(loop: str, before: str) -> str:
+    new = {"dict": "{**carry, 'name': new_value}", "list": "[first, second]", "tuple": "(first, second)"}
+    kind = next((k for k in new if k in before), None)
+    carry = new[kind] if kind is not None else "new_carry"
+    note = {"dict": "all the keys that the carry came with", "list": "a list, as the carry came"}.get(
+        kind or "", "a tuple, as the carry came" if kind else "of the same class, with the same parts"
+    )
+    output = "" if loop in ("fori_loop", "while_loop") else ", output"
+    return f"return {carry}{output}        # {note}"
 
 
 def _kind(text: str) -> str:

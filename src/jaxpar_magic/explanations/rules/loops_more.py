@@ -501,6 +501,7 @@ def switch_index(failure: Failure) -> Finding | None:
         "arguments should be callable",
         "argument should be a",
         "Empty branch sequence",
+        "'function' object is not iterable",
     ),
 )
 def loop_needs_functions(failure: Failure) -> Finding | None:
@@ -508,6 +509,19 @@ def loop_needs_functions(failure: Failure) -> Finding | None:
         r"^lax\.(scan|while_loop|fori_loop|associative_scan|switch): (.+?) arguments? should be (?:a )?"
         r"(?:callable|sequence of callables)"
     )
+    single = failure.call("switch") if failure.search(r"^'function' object is not iterable$") else None
+    if single is not None and len(single.args) > 1 and failure.from_jax is not False:
+        branches = single.args[1]
+        functions = [branches] + [a for a in single.args[2:] if a.startswith("lambda") or _is_defined(failure, a)]
+        listing = f"[{', '.join(functions)}]"
+        rest = [a for a in single.args[2:] if a not in functions]
+        new = f"{single.function}({', '.join([single.args[0], listing, *rest])})"
+        return Finding(
+            what=f"lax.switch got one function, `{branches}`, where it takes a list of functions.",
+            why="switch(index, branches, *operands) runs the branch of that number, so the functions come as one list.",
+            fixes=[Fix("Put the functions into a list", failure.rewrite(single.source, new) or new)],
+            facts={"function": "switch", "argument": "branches"},
+        )
     if match is None and not failure.search(r"^Empty branch sequence$"):
         return None
     name = match.group(1) if match is not None else "switch"
@@ -529,6 +543,11 @@ def loop_needs_functions(failure: Failure) -> Finding | None:
         fixes=[Fix("Give functions, in this order", order)],
         facts={"function": name, "argument": which},
     )
+
+
+def _is_defined(failure: Failure, name: str) -> bool:
+    variable = failure.variable(name)
+    return variable is not None and variable.type == "function"
 
 
 @rule("JPX0721", "while-condition", types=("TypeError",), clues=("cond_fun must return a boolean scalar",))
@@ -651,9 +670,26 @@ def loop_function_arguments(failure: Failure) -> Finding | None:
         names = [chr(ord("x") + i) for i in range(len(operands))] if len(operands) <= 3 else ["*operands"]
         code = f"lambda {', '.join(names)}: ...".replace("lambda :", "lambda:").replace("...", "result")
         title = "Take as many arguments as there are operands"
+        parameters_of = re.match(r"lambda ([\w, ]+):", functions[0])
+        wanted_names = parameters_of.group(1).split(", ") if parameters_of is not None else []
+        if not operands and wanted_names and failure.scope.issuperset(wanted_names):
+            new = f"{call.source[:-1]}, {', '.join(wanted_names)})"
+            code, title = failure.rewrite(call.source, new) or new, "Give the operands, after the functions"
     else:
         _, wanted, code = _WANTED[call.name]
         title = f"Write the function for {call.name} with these arguments"
+        if call.name == "map" and missing and functions[0].startswith("lambda"):
+            new = call.source.replace(functions[0], f"lambda item: ({functions[0]})(*item)", 1)
+            code, title = (
+                failure.rewrite(call.source, new) or new,
+                "Take the item apart: several inputs come as one tuple",
+            )
+        elif call.name == "map" and missing:
+            new = call.source.replace(functions[0], f"lambda item: {functions[0]}(*item)", 1)
+            code, title = (
+                failure.rewrite(call.source, new) or new,
+                "Take the item apart: several inputs come as one tuple",
+            )
     return Finding(
         what=f"{call.name} calls `{functions[0]}` with {wanted}; but that function {says}.",
         why={

@@ -8,6 +8,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, product, sizes
+from .backend import cuda_fix
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
@@ -241,7 +242,7 @@ def gpu_libraries_without_memory(failure: Failure) -> Finding | None:
                 "Leave more room beside JAX (before importing jax, in a new process)",
                 'import os\nos.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.5"',
             ),
-            Fix("Install JAX with the libraries it was built with", '!pip install -U "jax[cuda12]"'),
+            cuda_fix(failure, "Install JAX together with the libraries it was built with"),
         ],
         facts={"status": match.group(1)},
         guess=True,
@@ -303,6 +304,15 @@ def _kept(failure: Failure, name: str | None) -> Fix:
     )
 
 
+def _with_copy(failure: Failure, name: str | None) -> str:
+    call = failure.outer_call
+    if call is not None and name and name in call.args:
+        arguments = [f"{name}.copy()" if a == name else a for a in call.args]
+        new = f"{call.function}({', '.join([*arguments, *(f'{k}={v}' for k, v in call.keywords.items())])})"
+        return failure.rewrite(call.source, new) or new
+    return f"step({name or 'state'}.copy())"
+
+
 def _jitted(failure: Failure, more: str = "") -> str:
     """The definition of the jitted function without donation, where it is known."""
     call = failure.call("jit")
@@ -345,7 +355,7 @@ def array_was_given_away(failure: Failure) -> Finding | None:
         _kept(failure, name),
         Fix(
             "Give the function a copy, if the old values are still needed",
-            _anew(failure, name) + f"step({name or 'state'}.copy())",
+            _anew(failure, name) + _with_copy(failure, name),
         ),
         Fix("Let the function donate nothing", _jitted(failure) + "  # without donate_argnums"),
     ]

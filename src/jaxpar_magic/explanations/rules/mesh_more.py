@@ -775,22 +775,40 @@ def unknown_memory_kind(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX0220", "axis-types-default-changes", types=("DeprecationWarning",), clues=("default axis_types will change",))
+@rule(
+    "JPX0220",
+    "axis-types-default-changes",
+    types=("DeprecationWarning",),
+    clues=("The default axis_types will change in JAX",),
+)
 def axis_types_default_changes(failure: Failure) -> Finding | None:
-    match = failure.search(r"The default axis_types will change in JAX v?([\d.]+\d)")
+    match = failure.search(
+        r"The default axis_types will change in JAX v?([\d.]+\d) to (?:jax\.sharding\.)?AxisType\.(\w+)"
+    )
     if match is None:
         return None
+    version, kind = match.groups()
     call = failure.call("make_mesh")
-    count = len(re.findall(r"[\"']\w+[\"']", call.args[1])) if call is not None and len(call.args) > 1 else 1
-    types = f"axis_types=(jax.sharding.AxisType.Auto,) * {max(count, 1)}"
-    code = failure.rewrite(call.source, f"{call.source[:-1]}, {types})") if call is not None else None
+    names = call.args[1] if call is not None and len(call.args) > 1 else call and call.keywords.get("axis_names")
+    count = len(re.findall(r"'[^']*'|\"[^\"]*\"", names)) if names and names.startswith(("(", "[")) else None
+    number = str(count) if count else f"len({names})" if names else "1"
+
+    def with_types(which: str) -> str:
+        types = f"axis_types=(jax.sharding.AxisType.{which},) * {number}"
+        if call is None:
+            return f"mesh = jax.make_mesh((4,), ('x',), {types})"
+        new = f"{call.source[:-1]}, {types})"
+        return failure.rewrite(call.source, new) or new
+
     return Finding(
-        what=f"jax.make_mesh makes Auto axes now and Explicit ones from JAX {match.group(1)} on.",
-        why=_EXPLICIT,
+        what=f"make_mesh makes Auto axes now; from JAX {version} on it makes {kind} ones unless told.",
+        why="With Auto axes the compiler chooses how intermediate results are spread over the devices; with Explicit "
+        "axes it is part of each array's type, and some operations ask for it.",
         fixes=[
-            Fix("Say that Auto is meant: works in both", code or f"mesh = jax.make_mesh((4,), ('x',), {types})"),
+            Fix("Keep what you have now", with_types("Auto")),
+            Fix("Or try what is coming", with_types(kind)),
         ],
-        facts={"version": match.group(1)},
+        facts={"version": version, "kind": kind},
     )
 
 
@@ -811,6 +829,106 @@ def keywords_with_in_shardings(failure: Failure) -> Finding | None:
     )
 
 
+@rule("JPX0229", "not-a-place-for-device-put", types=("ValueError",), clues=("jax.default_device must be passed",))
+def not_a_default_device(failure: Failure) -> Finding | None:
+    match = failure.search(r"jax\.default_device must be passed either a Device object .* got: (.+?)\.?$")
+    if match is None:
+        return None
+    given = match.group(1).strip("'\"")
+    platform, _, number = given.partition(":")
+    known = platform in ("cpu", "gpu", "cuda", "tpu", "rocm")
+    index = number if number.isdigit() else "0"
+    new = f'jax.devices("{platform}")[{index}]' if known else "jax.devices()[0]"
+    call = failure.call("default_device")
+    code = failure.rewrite(call.source, f"{call.function}({new})") if call is not None else None
+    return Finding(
+        what=f"jax.default_device got {given!r}, which is no device and no platform's name.",
+        why="A device is an object of the list jax.devices(); a name is one of a platform alone, such as 'cpu'.",
+        fixes=[Fix("Name a device", code or f"with jax.default_device({new}):\n    ...")],
+        facts={"given": given},
+    )
+
+
+@rule("JPX0233", "mesh-shape-is-a-number", types=("TypeError", "ValueError"), priority=15,
+      clues=("object is not iterable", "should be a sequence of ints", "devices.ndim == 0"))  # fmt: skip
+def mesh_shape_is_a_number(failure: Failure) -> Finding | None:
+    call = failure.call("make_mesh", "create_device_mesh", "Mesh", "AbstractMesh")
+    old = failure.search(
+        r"^'int' object is not iterable$|devices\.ndim == 0|should be a sequence of ints\.? Got (\d+)$"
+    )
+    if old is None or failure.from_jax is False:
+        return None
+    if call is None:
+        if old.group(1) is None:
+            return None
+        number, keyword = old.group(1), False
+    else:
+        keyword = "axis_shapes" in call.keywords or "mesh_shape" in call.keywords
+        number = call.keywords.get("axis_shapes") or call.keywords.get("mesh_shape") or (call.args or ("",))[0]
+        variable = failure.variable(number)
+        if not number.isdigit() and (variable is None or variable.type != "int") and not re.search(r"count\(", number):
+            return None
+    function = call.name if call is not None else "make_mesh"
+    rest = list(call.args[0 if keyword else 1 :]) if call is not None else ["('x',)"]
+    if function == "Mesh":
+        axes = rest[0] if rest else "('x',)"
+        new = f"jax.make_mesh(({number},), {axes if axes[0] in '([' else f'({axes},)'})"
+    elif keyword and call is not None:
+        name = "axis_shapes" if "axis_shapes" in call.keywords else "mesh_shape"
+        new = call.changed(**{name: f"({number},)"})
+    else:
+        if function == "make_mesh" and rest and re.fullmatch(r"['\"]\w+['\"]", rest[0]):
+            rest[0] = f"({rest[0]},)"
+        keywords = [f"{k}={v}" for k, v in call.keywords.items()] if call is not None else []
+        new = (
+            f"{call.function if call is not None else 'jax.make_mesh'}({', '.join([f'({number},)', *rest, *keywords])})"
+        )
+    code = failure.rewrite(call.source, new) if call is not None else None
+    return Finding(
+        what=f"{function} got the number {number}; it takes a shape: a tuple with one number for each axis of the mesh."
+        if function != "Mesh"
+        else f"Mesh got the number {number}; it takes the devices themselves, as an array with the mesh's axes.",
+        why="A mesh is a grid of devices, also if it has one axis only. A tuple of one number needs a comma: (4,).",
+        fixes=[Fix("Give the shape as a tuple", code or new)],
+        facts={"function": function, "number": number},
+    )
+
+
+@rule("JPX0234", "spec-is-no-partitionspec", types=("AttributeError", "TypeError"),
+      clues=("has no attribute 'partitions'", "incompatible function arguments", "has no attribute '_partitions'",
+             "Unexpected type for spec", "object has no attribute"))  # fmt: skip
+def spec_is_no_partitionspec(failure: Failure) -> Finding | None:
+    call = failure.call("NamedSharding")
+    spec = (call.keywords.get("spec") or (call.args[1] if len(call.args) > 1 else None)) if call is not None else None
+    if call is None or spec is None or failure.from_jax is False:
+        return None
+    if not failure.search(
+        r"^'(?:tuple|str|list|NoneType|int)' object has no attribute '_?\w+'$|incompatible function arguments"
+        r"|Unexpected type"
+    ):
+        return None
+    variable = failure.variable(spec)
+    held = variable.type if variable is not None else None
+    if spec == "None":
+        names = ""
+    elif re.fullmatch(r"['\"]\w+['\"]", spec) or held == "str":
+        names = spec
+    elif re.fullmatch(r"[(\[].*[)\]]", spec):
+        names = spec[1:-1].strip().rstrip(",")
+    elif held in ("tuple", "list"):
+        names = f"*{spec}"
+    else:
+        return None
+    new = call.source.replace(spec, f"jax.sharding.PartitionSpec({names})", 1)
+    return Finding(
+        what=f"NamedSharding got `{spec}` for its spec, and that is no PartitionSpec.",
+        why="PartitionSpec('x', None) names, for each axis of the array, the mesh axis that it is split along; None "
+        "and missing ones are not split. PartitionSpec() keeps a whole copy on each device.",
+        fixes=[Fix("Make a PartitionSpec of it", failure.rewrite(call.source, new) or new)],
+        facts={"spec": spec},
+    )
+
+
 @rule("JPX0229", "not-a-place-for-device-put", types=("ValueError",), clues=("`jax.device_put` only accepts",))
 def not_a_place_for_device_put(failure: Failure) -> Finding | None:
     match = failure.search(r"Received invalid value: (.*)")
@@ -823,11 +941,17 @@ def not_a_place_for_device_put(failure: Failure) -> Finding | None:
     known = platform in ("cpu", "gpu", "cuda", "tpu", "rocm")
     number = int(given.split(":")[1]) if known and re.fullmatch(r"\w+:\d+", given) else 0
     new = f'jax.devices("{platform}")[{number}]' if known else "jax.devices()[0]"
-    code = failure.rewrite(place, new) if place is not None else None
+    title = "Name a device"
+    mesh = re.match(r"Mesh\('(\w+)'", given)
+    if mesh is not None:
+        title = f"Say how the array is split over the mesh: along {mesh.group(1)}"
+        spec = f"jax.sharding.PartitionSpec({mesh.group(1)!r})"
+        new = f"jax.sharding.NamedSharding({place or 'mesh'}, {spec})"
+    code = failure.rewrite(f", {place})", f", {new})") if place is not None else None
     return Finding(
         what=f"device_put was told to put the array on {given!r}, which is no device and no sharding.",
         why="JAX takes device objects, from jax.devices(), or a sharding, and no names such as 'cpu' or 'cuda:0'.",
-        fixes=[Fix("Name a device", code or f"y = jax.device_put(x, {new})")],
+        fixes=[Fix(title, code or f"y = jax.device_put(x, {new})")],
         facts={"given": given},
     )
 

@@ -489,7 +489,7 @@ def process_was_lost(failure: Failure) -> Finding | None:
                 "!python -u script.py 2>&1 | tee log.txt",
             ),
             Fix(
-                "If it is only slow (long compilation, loading), wait longer (seconds; JAX 0.7.1 or newer)",
+                "If it is only slow (long compilation, loading), wait longer (seconds; JAX 0.7.0 or newer)",
                 "jax.distributed.initialize(heartbeat_timeout_seconds=600)",
             ),
         ],
@@ -632,4 +632,33 @@ def unknown_process_index(failure: Failure) -> Finding | None:
         why="Processes are numbered from 0 to jax.process_count() - 1; without jax.distributed there is one, number 0.",
         fixes=[Fix("Take this process's own devices", code or "devices = jax.local_devices()")],
         facts={"process_index": int(match.group(1))},
+    )
+
+
+@rule(
+    "JPX1416",
+    "tpu-pod-started-on-one-host",
+    clues=("Did you run your code on all TPU hosts", "Failed to connect to remote server at address"),
+)
+def tpu_pod_started_on_one_host(failure: Failure) -> Finding | None:
+    slow = failure.search(r"TPU backend initialization is taking more than ([\d.]+) seconds")
+    host = failure.search(r"Failed to connect to remote server at address: (?:dns:///|grpc://)?([\w.-]+(?::\d+)?)")
+    of_jax = failure.is_a("JaxRuntimeError", "XlaRuntimeError") or failure.search(r"(?i)t1v-n-|tpu")
+    if slow is None and (host is None or not of_jax):
+        return None
+    waits = f"JAX has waited {float(slow.group(1)):g} s for the other hosts of the TPU" if slow is not None else ""
+    return Finding(
+        what=(waits or f"JAX cannot reach {host.group(1) if host else 'another host'}, a host of the TPU")
+        + ". Most likely the program was started on one host of a TPU pod only.",
+        why="A pod (more than 8 chips, such as v4-32) has several hosts. The same program must run on all of them at "
+        "the same time: the TPU starts when all have come.",
+        fixes=[
+            Fix(
+                "Start the program on all hosts with one command",
+                '!gcloud compute tpus tpu-vm ssh TPU_NAME --zone=ZONE --worker=all --command="python3 script.py"',
+            ),
+            Fix("On one host alone: end other programs that hold the TPU", "!sudo lsof -w /dev/accel0 /dev/vfio/*"),
+        ],
+        facts={"seconds": float(slow.group(1)) if slow else None, "host": host.group(1) if host else None},
+        guess=slow is None,
     )

@@ -87,10 +87,81 @@ def _library(failure: Failure) -> str | None:
     return packages[0] if packages else None
 
 
+def _special_call(failure: Failure) -> Call | None:
+    """The user's call of a compiled function of scipy.special, which leaves no frame in the traceback."""
+    for call in failure.user.calls if failure.user is not None else ():
+        root, _, rest = call.function.partition(".")
+        variable = failure.variable(root)
+        path = f"{variable.value}.{rest}" if variable is not None and variable.type == "module" else call.function
+        if re.match(r"scipy\.special\.\w+$", path):
+            return call
+    return None
+
+
 def _callback_fix(call: str, argument: str) -> Fix:
     return Fix(
         "Or run it outside JAX from within, with the result's shape declared",
         f"result = jax.pure_callback(lambda v: {call}, jax.ShapeDtypeStruct((), jnp.float32), {argument})",
+    )
+
+
+# Functions of numpy.random and of Python's random with the same kind of numbers in jax.random.
+_DRAWN = {"rand": "uniform", "random": "uniform", "random_sample": "uniform", "uniform": "uniform", "randn": "normal",
+          "normal": "normal", "standard_normal": "normal", "gauss": "normal", "randint": "randint", "choice": "choice",
+          "permutation": "permutation", "shuffle": "permutation", "poisson": "poisson", "beta": "beta",
+          "exponential": "exponential", "gamma": "gamma", "integers": "randint", "randrange": "randint",
+          "binomial": "binomial", "multivariate_normal": "multivariate_normal"}  # fmt: skip
+
+
+@rule(
+    "JPX0534",
+    "random-numbers-of-another-library",
+    types=("TypeError", "TracerArrayConversionError", "ConcretizationTypeError", "ValueError"),
+    priority=20,
+)
+def random_numbers_of_another_library(failure: Failure) -> Finding | None:
+    seeds = failure.search(r"SeedSequence expects int or sequence of ints for entropy not .*Tracer")
+    traced = failure.is_a("TracerArrayConversionError", "ConcretizationTypeError") or failure.search(
+        r"^expected a sequence of integers or a single integer, got '.*Tracer"
+    )
+    if not seeds and not traced:
+        return None
+    call = None
+    for candidate in failure.user.calls if failure.user is not None else ():
+        root = candidate.function.partition(".")[0]
+        variable = failure.variable(root)
+        module = variable.value if variable is not None and variable.type == "module" else root
+        if re.fullmatch(r"(np|numpy|onp)\.random\.\w+", candidate.function) or (
+            module in ("random", "numpy.random") and re.fullmatch(r"\w+\.\w+", candidate.function)
+        ):
+            call = candidate
+            break
+    if call is None and not seeds:
+        return None
+    name = call.name if call is not None else "default_rng"
+    argument = call.args[0] if call is not None and call.args else "seed"
+    library = "Python's random" if call is not None and re.match(r"random\.", call.function) else "numpy"
+    shown = f"`{call.source}`" if call is not None else f"A generator of {library}"
+    if seeds or name in ("seed", "default_rng", "RandomState"):
+        what = f"{shown} takes a seed, and got a traced value, which has no number yet{_depends(failure)}."
+        code = f"key = jax.random.key({argument})\nnoise = jax.random.normal(key, (3,))"
+    else:
+        what = f"{shown} draws its numbers in {library}, and got a traced value{_depends(failure)}."
+        drawn = _DRAWN.get(name, "uniform")
+        code = f"key = jax.random.key(0)\nnumbers = jax.random.{drawn}(key)"
+        arguments = ", ".join(call.args) if call is not None else ""
+        if drawn == "randint":
+            bounds = arguments if "," in arguments else f"0, {arguments}"
+            code = f"key = jax.random.key(0)\nnumbers = jax.random.randint(key, (), {bounds})"
+        elif drawn in ("permutation", "choice") and call is not None and call.args:
+            code = f"key = jax.random.key(0)\nnumbers = jax.random.{drawn}(key, {call.args[0]})"
+    return Finding(
+        what=what,
+        why="JAX runs the Python function once, with stand-ins for the values, and then only the compiled program. "
+        f"{library} would draw once, while JAX traces, and the numbers would be the same at every call. jax.random "
+        "draws each time; what comes out follows from the key.",
+        fixes=[Fix("Draw with jax.random (give each call of the function another key)", code)],
+        facts={"function": call.function if call is not None else None},
     )
 
 
@@ -100,10 +171,11 @@ def _callback_fix(call: str, argument: str) -> Fix:
 def library_on_a_traced_value(failure: Failure) -> Finding | None:
     if not failure.search(r"__array__\(\) was called|__float__|concrete value"):
         return None
-    library = _library(failure)
+    call = failure.outer_call
+    library = _library(failure) or ("scipy" if _special_call(failure) is not None else None)
+    call = _special_call(failure) or call
     if library is None:
         return None
-    call = failure.outer_call
     function = call.function if call is not None else f"a function of {library}"
     _, transform, _ = tracing(failure)
     name = tracing(failure)[0] or "function"
@@ -134,6 +206,10 @@ def _jax_scipy_fix(failure: Failure, function: str) -> Fix | None:
             "import jax.scipy.optimize\n"
             "result = jax.scipy.optimize.minimize(function, x0, method='BFGS')        # x0: an array with one axis",
         )
+    if _special_call(failure) is not None and last in _SPECIAL:
+        new = f"jax.scipy.special.{last}"
+        code = failure.rewrite(f"{function}(", f"{new}(") or f"{new}(x)"
+        return Fix("Use JAX's own counterpart", f"import jax.scipy.special\n{code}")
     paths = [f.file.replace("\\", "/") for f in failure.inner_frames if f.package == "scipy"]
     part = re.search(r"scipy/(special|linalg|stats|signal)/", paths[0]) if paths else None
     if part is None:

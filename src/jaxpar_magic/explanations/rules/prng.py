@@ -691,7 +691,13 @@ _KEYWORDS = {"size": "shape", "low": "minval", "high": "maxval", "seed": "key", 
     "JPX1018",
     "random-arguments",
     types=("TypeError", "TracerArrayConversionError"),
-    clues=("unexpected keyword argument", "missing", "while tracing the function _randint at"),
+    clues=(
+        "unexpected keyword argument",
+        "missing",
+        "while tracing the function _randint at",
+        "object is not iterable",
+        "requires ndarray or scalar arguments, got <class 'tuple'>",
+    ),
     priority=20,
 )
 def random_arguments(failure: Failure) -> Finding | None:
@@ -724,11 +730,19 @@ def random_arguments(failure: Failure) -> Finding | None:
             first = call.args[0] if call.args else "key"
             shape = next((a for a in call.args[1:] if a.startswith("(")), "(10,)")
             fixes = [Fix("Give key, shape, minval and maxval", f"jax.random.randint({first}, {shape}, 0, 10)")]
-        elif "'key'" in names:
+        elif "'key'" in names or (call.args and not _is_key(failure, call.args[0])):
             new = call.source.replace("()", "(key)") if not call.args else call.source.replace("(", "(key, ", 1)
             fixes = [Fix("Make a key and pass it first", f"{_MAKE_KEY}\n{failure.rewrite(call.source, new) or new}")]
         else:
             fixes = [Fix("See its parameters", f"help({call.function})")]
+    elif failure.search(r"^'(?:float|int)' object is not iterable$|got <class 'tuple'> at position") and (
+        len(call.args) == 3 and re.match(r"\(", call.args[1]) and call.name in ("bernoulli", "poisson", "exponential",
+                                                                               "gamma", "dirichlet", "t", "pareto")
+    ):  # fmt: skip
+        key, shape, parameter = call.args
+        new = f"{call.function}({key}, {parameter}, {shape})"
+        what = f"{call.function} takes the key, the parameter, and then the shape; `{shape}` stands for the parameter."
+        fixes = [Fix("Give the shape last", failure.rewrite(call.source, new) or new)]
     elif order:
         key, low, high, shape = call.args
         new = f"{call.function}({key}, {shape}, {low}, {high})"

@@ -405,3 +405,27 @@ def _fields(call: Call | None, keyword: str) -> list[str]:
     except (ValueError, SyntaxError):
         return []
     return [str(name) for name in given]
+
+
+@rule("JPX1156", "tree-transpose-structure", types=("TypeError",), clues=("Mismatch\n",))
+def tree_transpose_structure(failure: Failure) -> Finding | None:
+    match = failure.search(r"^Mismatch\nPyTreeDef\((.*)\)\n != \nPyTreeDef\((.*)\)$")
+    if match is None:
+        return None
+    have, want = match.groups()
+    call = failure.call("tree_transpose", "transpose")
+    tree = call.args[2] if call is not None and len(call.args) > 2 else "trees"
+    return Finding(
+        what=f"tree_transpose was told of the structure {want[:160]}, and the tree has {have[:160]}.",
+        why="To turn a list of dicts into a dict of lists, all dicts must have the same keys: the structures given "
+        "must be those of the outside and of each item.",
+        fixes=[
+            Fix("See the structure of each item", f"for item in {tree}:\n    print(jax.tree.structure(item))"),
+            Fix(
+                "Items of one structure can be stacked instead, which needs no structures",
+                f"stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *{tree})",
+                kind="sketch",
+            ),
+        ],
+        facts={"structure": have, "expected": want},
+    )

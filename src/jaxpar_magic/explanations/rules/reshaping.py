@@ -8,7 +8,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, product, sizes
-from ._lines import called_with, enclosed, jax_at_line, shape_of
+from ._lines import array_of, called_with, enclosed, jax_at_line, shape_of, written_shape
 
 
 @rule("JPX0807", "squeeze-of-a-longer-axis", types=("ValueError",), clues=("squeeze out",))
@@ -27,11 +27,7 @@ def squeeze_of_a_longer_axis(failure: Failure) -> Finding | None:
         return None
     x = "x"
     if call is not None:
-        x = (
-            call.args[0]
-            if call.args and call.function.startswith(("jnp.", "jax.", "lax."))
-            else call.function.rpartition(".")[0] or "x"
-        )
+        x = array_of(call)
     return Finding(
         what=f"squeeze was told to drop axis {listed([str(n) for n in long])} of an array of shape {shape}, "
         f"and that axis has {listed([str(shape[n]) for n in long])} items.",
@@ -68,8 +64,7 @@ def reshape_changes_the_size(failure: Failure) -> Finding | None:
     call = called_with(failure, "reshape", "ravel", "view")
     x = "x"
     if call is not None:
-        holder = call.function.rpartition(".")[0]
-        x = call.args[0] if holder in ("jnp", "jax.numpy", "lax", "jax.lax", "np") and call.args else holder or "x"
+        x = array_of(call)
     why = "reshape only arranges the same numbers anew: the sizes of the new shape must multiply to the old number."
     if twice is not None:
         return Finding(
@@ -151,11 +146,9 @@ def no_such_axis(failure: Failure) -> Finding | None:
     call = failure.outer_call
     x = "x"
     if call is not None:
-        holder = call.function.rpartition(".")[0]
-        x = call.args[0] if call.args and re.match(r"(jnp|jax|lax|np)\b", holder) else holder or "x"
+        x = call.args[2] if call.name == "apply_along_axis" and len(call.args) > 2 else array_of(call)
     shape = shape_of(failure, x)
     added = call is not None and call.name in ("expand_dims", "stack")
-    have = f"axes 0 to {rank - 1}" if rank > 1 else "axis 0 only" if rank else "no axes at all (it is a single number)"
     result = "the result has" if added else f"`{x}` {shape} has" if shape is not None else "the array has"
     fixes = []
     if call is not None and rank:
@@ -171,7 +164,7 @@ def no_such_axis(failure: Failure) -> Finding | None:
                 )
     fixes.append(Fix("Look at the shape before this line", f"print(jnp.shape({x}))"))
     return Finding(
-        what=f"The code asks for axis {axis}, but {result} {have}.",
+        what=f"The code asks for axis {axis}, but {result} {_axes(rank)}.",
         why="Axes are counted from 0, or from the end with -1. Inside vmap the mapped axis is gone, so an array has "
         "one "
         "axis fewer there.",
@@ -184,16 +177,18 @@ def no_such_axis(failure: Failure) -> Finding | None:
 @rule("JPX0812", "no-such-axis", types=("IndexError",), clues=("tuple index out of range",))
 def no_such_axis_of_a_mean(failure: Failure) -> Finding | None:
     # mean, var and std look the size up before they check the axis
-    call = called_with(failure, "mean", "average", "var", "std", "nanmean", "nanvar", "nanstd", "logsumexp", "softmax")
+    call = called_with(
+        failure,
+        *("mean", "average", "var", "std", "nanmean", "nanvar", "nanstd", "logsumexp", "softmax", "argmax", "argmin"),
+    )
     if call is None or not failure.search(r"^tuple index out of range$"):
         return None
-    holder = call.function.rpartition(".")[0]
-    of_array = failure.variable(holder) is not None and failure.variables[holder].array
-    x = holder if of_array else call.args[0] if call.args else ""
+    x = array_of(call)
+    of_array = not call.args or x != call.args[0]
     given = call.keywords.get("axis") or (
         call.args[0 if of_array else 1] if len(call.args) > (0 if of_array else 1) else ""
     )
-    shape = shape_of(failure, x)
+    shape = shape_of(failure, x) or written_shape(x)
     if shape is None or not re.fullmatch(r"-?\d+", given) or -len(shape) <= int(given) < len(shape):
         return None
     rank = len(shape)
@@ -202,15 +197,18 @@ def no_such_axis_of_a_mean(failure: Failure) -> Finding | None:
         new = re.sub(rf"\b{re.escape(given)}\)$", f"{rank - 1})", call.source)
         fixes.append(Fix("Name an axis that exists (counted from 0)", failure.rewrite(call.source, new) or new))
     fixes.append(Fix("Look at the shape before this line", f"print(jnp.shape({x}))"))
-    have = f"axes 0 to {rank - 1}" if rank > 1 else "axis 0 only" if rank else "no axes at all (it is a single number)"
     return Finding(
-        what=f"The code asks for axis {given}, but `{x}` {shape} has {have}.",
+        what=f"The code asks for axis {given}, but `{x}` {shape} has {_axes(rank)}.",
         why="Axes are counted from 0, or from the end with -1. Inside vmap the mapped axis is gone, so an array has "
         "one "
         "axis fewer there.",
         fixes=fixes,
         facts={"axis": int(given), "dimensions": rank},
     )
+
+
+def _axes(rank: int) -> str:
+    return f"axes 0 to {rank - 1}" if rank > 1 else "axis 0 only" if rank else "no axes at all (it is a single number)"
 
 
 def _from_out_axes(failure: Failure, axis: int) -> bool:

@@ -128,6 +128,25 @@ _NEEDS = (
         "jnp.broadcast_to({x}, shape)  # aligns the last axes",
     ),
     (
+        r"^reduce_window got the wrong number of window_dimensions for operand: got operand shape (\([\d, ]*\)) with "
+        r"window_dimensions (\([\d, ]*\))",
+        "reduce_window got an array of shape {0} and a window of shape {1}; they need the same number of axes.",
+        "Give the window a size for each axis of the array",
+        "jax.lax.reduce_window({x}, 0.0, jax.lax.add, (2,) * {x}.ndim, (1,) * {x}.ndim, 'VALID')",
+    ),
+    (
+        r"^dirichlet requires alpha\.ndim >= 1, got alpha\.ndim == (\d+)",
+        "dirichlet needs one alpha for each category, and got a single number.",
+        "Give one number for each category (here 3 equal ones)",
+        "jax.random.dirichlet({x}, {y} * jnp.ones(3))",
+    ),
+    (
+        r"^When changing to a larger dtype, its size must be a divisor of the total size in bytes()",
+        "view reads the same bytes as larger numbers, and the last axis has no whole number of them.",
+        "To convert the numbers themselves, use astype",
+        "x = x.astype(jnp.float32)",
+    ),
+    (
         r"^Axis must be specified when shapes of a and weights differ",
         "average got weights of another shape than the array, and no axis for them.",
         "Say along which axis the weights run",
@@ -159,6 +178,9 @@ _NEEDS = (
         "jnp.pad: pad_width",
         "broadcast_in_dim operand dimension",
         "Axis must be specified when",
+        "number of window_dimensions",
+        "requires alpha.ndim",
+        "When changing to a larger dtype",
         "with remapped shapes",
     ),
 )
@@ -168,7 +190,9 @@ def function_needs_otherprinted_shapes(failure: Failure) -> Finding | None:
         if match is None:
             continue
         # numpy prints some of the same words
-        if not re.search(r"rank at least 2|tensordot|jnp\.pad|broadcast_in_dim", pattern) and not jax_at_line(failure):
+        if not re.search(
+            r"rank at least 2|tensordot|jnp\.pad|broadcast_in_dim|reduce_window", pattern
+        ) and not jax_at_line(failure):
             return None
         call = failure.outer_call
         given = call.args if call is not None else ()

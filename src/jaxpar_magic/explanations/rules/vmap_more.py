@@ -113,15 +113,20 @@ def in_axes_per_argument(failure: Failure) -> Finding | None:
     "JPX0411",
     "axes-built-unlike-the-argument",
     types=("ValueError",),
-    clues=("in_axes specification must be a tree prefix", "out_axes specification must be a tree prefix"),
+    clues=(
+        "in_axes specification must be a tree prefix",
+        "out_axes specification must be a tree prefix",
+        "at key path\n    pmap",
+    ),
 )
 def axes_built_unlike_the_argument(failure: Failure) -> Finding | None:
     match = failure.search(
         r"\b(vmap|pmap) (in_axes|out_axes) specification must be a tree prefix of the corresponding value"
+        r"|^pytree structure error: .*? at key path\n\s+(pmap) (in_axes|out_axes)\b"
     )
     if match is None:
         return None
-    name, word = match.group(1), match.group(2)
+    name, word = (g for g in match.groups() if g)
     inputs = word == "in_axes"
     of = "argument" if inputs else "result"
     old = failure.search(r"got specification (.*?) for value tree PyTreeDef\((.*)\)", re.S)
@@ -202,7 +207,7 @@ def axes_built_unlike_the_argument(failure: Failure) -> Finding | None:
 
 def _details(failure: Failure) -> str:
     """The mismatch that is meant: None against an array is none, but JAX lists it too."""
-    parts = re.split(r"\n\s*pytree structure error: ", failure.text)[1:]
+    parts = re.split(r"(?:^|\n)\s*pytree structure error: ", failure.text)[1:]
     real = [p for p in parts if "NoneType" not in p.split("but at the same")[0]]
     return (real or parts or [""])[0] + "\n"
 
