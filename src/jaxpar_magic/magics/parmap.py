@@ -85,6 +85,11 @@ def make_parser() -> OptionParser:
     p.add_argument("--checkpoint", metavar="DIR", help="keep finished chunks in a folder")
     p.add_argument("--resume", action="store_true", help="go on from the chunks that an earlier run left")
     p.add_argument("--timeout", metavar="SECONDS", help="stop after this time; what is done is kept for --resume")
+    p.add_argument(
+        "--memory", metavar="BYTES", help="bound on what the map holds: 2GB, 1.5GiB, 50%% of what is free; default 80%%"
+    )
+    p.add_argument("--input-file", metavar="PATH", help="the first input: x.npy, x.npz::NAME, x.h5::DATASET, x.zarr")
+    p.add_argument("--out-file", metavar="PATH", help="write the result, chunk by chunk, to y.npy or y.zarr")
     p.add_argument("--no-progress", action="store_true", help="no progress bar")
     p.add_argument(
         "-c",
@@ -121,7 +126,7 @@ class ParmapMagics(Magics):
         args.noresult |= not _SILENCES and (line if cell is None else cell).rstrip().endswith(";")
         options = self._options(args)
         function, tokens, body = self._function(tokens, cell)
-        inputs, named, texts = self._inputs(tokens)
+        inputs, named, texts = self._inputs(tokens, args.input_file is not None)
         if body is not None:
             function = self._cell_function(body, inputs, named, texts, args.key is not None)
         elif texts is not None:
@@ -143,6 +148,9 @@ class ParmapMagics(Magics):
             "check": args.check,
             "checkpoint": args.checkpoint,
             "resume": args.resume,
+            "memory": args.memory,
+            "input_file": args.input_file,
+            "out_file": args.out_file,
         }
         if args.devices == "all":
             options["devices"] = args.devices = None
@@ -178,7 +186,7 @@ class ParmapMagics(Magics):
             hint = did_you_mean(name, known) or did_you_mean(name, STRATEGIES)  # these stand behind --compare
             raise usage_error("parmap", f"{where}: {error}.{hint}") from None
 
-    def _inputs(self, tokens: list[str]) -> tuple[list[Any], dict[str, Any], Any]:
+    def _inputs(self, tokens: list[str], from_file: bool) -> tuple[list[Any], dict[str, Any], Any]:
         from ..mapping.source import Texts
 
         inputs: list[Any] = []
@@ -196,7 +204,7 @@ class ParmapMagics(Magics):
                 named[name] = self._evaluate(expression, token)
                 texts.named[name] = expression
         texts.positional = positional
-        if not inputs and not named:
+        if not inputs and not named and not from_file:
             raise usage_error("parmap", "nothing to map over; give an input, as in: %parmap f xs")
         return inputs, named, texts
 

@@ -23,7 +23,9 @@ def progress_display(shell: Any) -> Callable[[], Display] | None:
 
 
 def _meter(progress: Progress) -> Document:
-    return Document([Meter(f"parmap: {progress.line()}", progress.done or None, progress.total)])
+    return Document(
+        [Meter(f"parmap: {progress.line()}", progress.done or None if progress.total else None, progress.total)]
+    )
 
 
 class NotebookDisplay:

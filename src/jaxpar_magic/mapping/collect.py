@@ -69,6 +69,37 @@ class Collector:
         return not_finite_rows([np.asarray(a) for a in arrays], self.length)
 
 
+class GrowingCollector:
+    """Takes the outputs of chunks of a map whose length is not known, in order."""
+
+    def __init__(self, outputs: Sequence[Output]):
+        self._outputs = outputs
+        self._pieces: dict[int, list[np.ndarray]] = {}
+
+    def add(self, begin: int, end: int, arrays: Sequence[Any]) -> None:
+        """Outputs of items `begin` to `end`; longer than that where the chunk was padded."""
+        # a copy, so that a view does not keep the padded whole
+        self._pieces[begin] = [np.array(np.asarray(a)[: end - begin]) for a in arrays]
+
+    def rows(self, begin: int, end: int) -> list[np.ndarray]:
+        """Host arrays of the chunk from `begin` to `end`, which has been added."""
+        return self._pieces[begin]
+
+    def leaves(self) -> list[Any]:
+        """The stacked output arrays on the default device, of all items that were added."""
+        pieces = [self._pieces.pop(begin) for begin in sorted(self._pieces)]
+        columns = [[piece[k] for piece in pieces] for k in range(len(self._outputs))]
+        del pieces
+        made = []
+        while columns:  # each column is let go when its array is made
+            made.append(jax.device_put(np.concatenate(columns.pop(0))))
+        return made
+
+    def discard(self) -> None:
+        """Let go of what was added."""
+        self._pieces.clear()
+
+
 def _plain(array: Any) -> bool:
     """Whether an array can be given to the user as it is: on one device and not bound to it."""
     return isinstance(array, jax.Array) and not array.committed and len(array.devices()) == 1

@@ -36,6 +36,18 @@ class Ragged(Exception):
         super().__init__(f"{len(groups)} shapes")
 
 
+class Beginning(list):
+    """The first items of an iterator, while it is not known how many there are."""
+
+
+class Companions(Exception):
+    """Beside an iterator there is an input that tells the number of items."""
+
+    def __init__(self, length: int):
+        self.length = length
+        super().__init__(length)
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array of the inputs.
@@ -299,7 +311,7 @@ def make_batch(
             f"function: {function_name(function)} is an async function, which a map cannot await.", argument="function"
         )
     parameters = _parameters(function)
-    names = [_parameter_name(parameters, i) for i in range(len(inputs))]
+    names = input_names(function, len(inputs))
     _check_names(parameters, names, named, static, function)
     axes = _axes_by_argument(in_axes, names, list(named), inputs)
     arguments = [
@@ -321,6 +333,12 @@ def _parameters(function: Callable) -> inspect.Signature | None:
         return inspect.signature(function)
     except (TypeError, ValueError):  # builtins and some ufuncs have none
         return None
+
+
+def input_names(function: Callable, count: int) -> list[str]:
+    """How to call the first `count` positional inputs: by the function's parameters where they are known."""
+    signature = _parameters(function)
+    return [_parameter_name(signature, i) for i in range(count)]
 
 
 def _parameter_name(signature: inspect.Signature | None, i: int) -> str:
@@ -543,6 +561,11 @@ def _as_sequence_or_tree(name: str, value: Any) -> Any:
 
 def _common_length(arguments: list[Argument], function: Callable) -> int:
     lengths: dict[str, int] = {}
+    if any(isinstance(a.value, Beginning) for a in arguments):
+        known = [a.length() for a in arguments if not isinstance(a.value, Beginning)]
+        for length in known:
+            if length is not None:
+                raise Companions(length)
     for a in arguments:
         if a.kind == "sequence":
             lengths[a.name] = len(a.value)
@@ -687,12 +710,10 @@ def _stack(argument: Argument) -> Argument:
     structures: dict[Any, list[int]] = {}
     columns: list[list[Any]] = []
     for i, item in enumerate(items):
-        leaves, treedef = jax.tree_util.tree_flatten(item, is_leaf=_is_list_of_numbers)
-        leaves = [np.asarray(x) if isinstance(x, list) else x for x in leaves]
-        for leaf in leaves:
-            if not _is_array(leaf) and not isinstance(leaf, numbers.Number):
-                raise NotStackable(f"item {i} of {name} holds a {type(leaf).__name__}")
-        shape = (treedef, tuple(getattr(x, "shape", ()) for x in leaves))
+        try:
+            leaves, shape = _flat_item(item)
+        except NotStackable as why:
+            raise NotStackable(f"item {i} of {name} {why}") from None
         structures.setdefault(shape, []).append(i)
         columns.append(leaves)
     if len(structures) > 1:
@@ -713,6 +734,20 @@ def _stack(argument: Argument) -> Argument:
             python = not hasattr(column[0], "dtype")
             made.append(Leaf(name + path, _stack_leaf(column), True, None, python))
     return replace(argument, kind="tree", value=made, treedef=treedef)
+
+
+def _flat_item(item: Any) -> tuple[list[Any], tuple]:
+    leaves, treedef = jax.tree_util.tree_flatten(item, is_leaf=_is_list_of_numbers)
+    leaves = [np.asarray(x) if isinstance(x, list) else x for x in leaves]
+    for leaf in leaves:
+        if not _is_array(leaf) and not isinstance(leaf, numbers.Number):
+            raise NotStackable(f"holds a {type(leaf).__name__}")
+    return leaves, (treedef, tuple(getattr(x, "shape", ()) for x in leaves))
+
+
+def item_structure(item: Any) -> tuple:
+    """(structure, shapes of its arrays) of an item of a list. NotStackable if it holds something else."""
+    return (_SCALAR, ((),)) if isinstance(item, numbers.Number) else _flat_item(item)[1]
 
 
 _SCALAR = jax.tree_util.tree_structure(0)

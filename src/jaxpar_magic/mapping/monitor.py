@@ -29,7 +29,7 @@ class Progress:
     Attributes
     ----------
     phase: "tracing", "compiling" or "running".
-    done, total: items.
+    done, total: items; total is 0 where an iterator does not tell.
     chunk, chunks: the chunk under way (from 1) and how many there are.
     parts: devices, threads or workers, with their unit, e.g. "2 devices".
     seconds: since the map began.
@@ -47,17 +47,20 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds until the end."""
-        return (self.total - self.done) / self.rate if self.rate else None
+        """Estimated seconds until the end; None while it cannot be told."""
+        return (self.total - self.done) / self.rate if self.rate and self.total else None
 
     def line(self) -> str:
         """One line: ``40% of 1,000 items, 210/s, 2.9 s left, chunk 5 of 10, 2 devices``."""
         if not self.done:
             what = self.phase if self.chunks <= 1 or self.phase != "running" else f"running chunk 1 of {self.chunks}"
             return f"{what}, {duration(self.seconds)}"
-        parts = [f"{self.done / self.total:.0%} of {self.total:,} items"]
+        share = f"{self.done / self.total:.0%} of {self.total:,} items" if self.total else f"{self.done:,} items"
+        parts = [share]
         if self.rate:
-            parts += [f"{self.rate:,.3g}/s", f"{duration(self.left or 0.0)} left"]
+            parts.append(f"{self.rate:,.3g}/s")
+        if self.left is not None:
+            parts.append(f"{duration(self.left)} left")
         if self.chunks > 1:
             parts.append(f"chunk {min(self.chunk, self.chunks)} of {self.chunks}")
         return ", ".join([*parts, self.parts])
@@ -129,9 +132,11 @@ class Monitor:
             )
             raise MapTimeout(
                 f"timeout={self._timeout:g}: stopped while {self._phase}{chunk}, "
-                f"with {progress.done:,} of {progress.total:,} items done.",
+                f"with {progress.done:,}{f' of {progress.total:,}' if progress.total else ''} items done.",
                 argument="timeout",
                 next_step="resume goes on from the finished chunks"
+                if self._done and self._total
+                else "a larger timeout, or itertools.islice(items, n) if the items have no end"
                 if self._done
                 else "a larger timeout, or map "
                 "(one item at a time), if the function ends for each item but not under vmap",

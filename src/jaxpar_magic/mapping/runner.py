@@ -17,6 +17,7 @@ from .monitor import Monitor
 from .options import MapOptions
 from .plain import run_python, run_untraced
 from .result import MapReport, MapResult
+from .stream import run_stream
 from .traced import run_traced, while_tracing
 from .tracing import NotTraceable
 
@@ -26,6 +27,10 @@ def run_map(
 ) -> MapResult:
     """Map `function` over the inputs; see `parmap` for the meaning of everything."""
     __tracebackhide__ = True
+    streamed = run_stream(function, inputs, named, options, monitor)
+    if isinstance(streamed, MapResult):
+        return streamed
+    inputs, named = streamed
     batch = make_batch(function, inputs, named, in_axes=options.in_axes, static=options.static, key=options.key)
     return run_batch(function, batch, options, monitor)
 
@@ -90,6 +95,12 @@ def _run_groups(
             return run_untraced(function, batch, options, monitor, f"the items have {len(groups)} different shapes")
         raise ragged_error(groups)
     results: dict[int, Any] = {}
+    if options.out_file is not None:
+        raise InputError(
+            f"out_file: the items have {len(groups)} shapes, and a file holds arrays of one shape.",
+            argument="out_file",
+            next_step="pad the items to one shape, or leave out_file away",
+        )
     total: MapReport | None = None
     for indices in groups.values():
         part = run_batch(function, batch.subset(indices), options, monitor)
