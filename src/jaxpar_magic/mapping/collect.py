@@ -69,15 +69,16 @@ class Collector:
         return not_finite_rows([np.asarray(a) for a in arrays], self.length)
 
 
-class GrowingCollector:
+class GrowingCollector(Collector):
     """Takes the outputs of chunks of a map whose length is not known, in order."""
 
     def __init__(self, outputs: Sequence[Output]):
-        self._outputs = outputs
+        super().__init__(outputs, 0)
         self._pieces: dict[int, list[np.ndarray]] = {}
 
     def add(self, begin: int, end: int, arrays: Sequence[Any]) -> None:
         """Outputs of items `begin` to `end`; longer than that where the chunk was padded."""
+        self._begins.add(begin)
         # a copy, so that a view does not keep the padded whole
         self._pieces[begin] = [np.array(np.asarray(a)[: end - begin]) for a in arrays]
 
@@ -85,10 +86,10 @@ class GrowingCollector:
         """Host arrays of the chunk from `begin` to `end`, which has been added."""
         return self._pieces[begin]
 
-    def leaves(self) -> list[Any]:
+    def leaves(self, kept: Sequence[int] | None = None) -> list[Any]:
         """The stacked output arrays on the default device, of all items that were added."""
         pieces = [self._pieces.pop(begin) for begin in sorted(self._pieces)]
-        columns = [[piece[k] for piece in pieces] for k in range(len(self._outputs))]
+        columns = [[piece[k] for piece in pieces] for k in range(len(self.outputs))]
         del pieces
         made = []
         while columns:  # each column is let go when its array is made

@@ -40,7 +40,7 @@ def parse_memory(value: Any) -> int | float:
     ------
     OptionError: neither a positive number of bytes nor a share above 0 % and up to 100 %.
     """
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) > 0:
         return int(value)
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?|\.\d+)\s*(%|([kmgt]?)(i?)b?)\s*", value, re.IGNORECASE)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import InputError, OptionError
 from . import strategies
-from .collect import GrowingCollector, assemble, not_finite_rows
+from .collect import Collector, GrowingCollector, assemble, not_finite_rows
 from .inputs import (
     Batch,
     Beginning,
@@ -32,7 +32,7 @@ from .memory import DEFAULT_SHARE, memory_bound
 from .monitor import Monitor
 from .options import MapOptions
 from .prepare import Prepared, Timer, prepare
-from .result import ItemReport, MapReport, MapResult
+from .result import ItemReport, MapResult
 from .sinks import FileResult
 from .sources import LazyArray
 from .traced import ChunkedRun, item_report, traced_report, unit_of, while_tracing
@@ -54,7 +54,7 @@ def run_stream(
     It does where the iterators end soon, where other inputs say how many items there are, and for plain Python.
     """
     __tracebackhide__ = True
-    every = {**{i: value for i, value in enumerate(inputs)}, **named}
+    every: dict[Any, Any] = {**dict(enumerate(inputs)), **named}
     names = input_names(function, len(inputs))
     readers = {
         k: Reader(k if isinstance(k, str) else names[k], value)
@@ -291,7 +291,7 @@ class StreamRun(ChunkedRun):
         self.failed: list[ItemReport] = []
         self.not_finite: list[ItemReport] = []
 
-    def _make_collector(self) -> GrowingCollector | FileResult:
+    def _make_collector(self) -> Collector | FileResult:
         item, path = self.prepared.item, self.options.out_file
         if path is None:
             return GrowingCollector(item.outputs)
