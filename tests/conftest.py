@@ -14,6 +14,8 @@ import pytest
 # What decides devices, and what importing jax in this process leaves for its children.
 _OF_JAX = ("JAX_", "XLA_", "JAXPAR_", "TF_CPP_", "TPU_")
 
+_CACHE = "JAXPAR_CACHE_DIR"
+
 # What the person who runs the tests has set must not decide their outcome, in this process or a child.
 for _name in [name for name in os.environ if name.startswith(_OF_JAX)]:
     del os.environ[_name]
@@ -37,6 +39,12 @@ def _own_ipython_folder(tmp_path_factory):
     os.environ["IPYTHONDIR"] = str(tmp_path_factory.mktemp("ipython"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache_folder(tmp_path_factory):
+    """What `auto` learnt elsewhere must not decide a test, nor a test what `auto` does elsewhere."""
+    os.environ[_CACHE] = str(tmp_path_factory.mktemp("cache"))
+
+
 def run_python(code: str, *, env: dict[str, str] | None = None, timeout: float = 120, check: bool = True):
     """Run `code` in a fresh interpreter (device count and flags are fixed per process).
 
@@ -57,7 +65,7 @@ def run_python(code: str, *, env: dict[str, str] | None = None, timeout: float =
 
 def _environment(env: dict[str, str] | None) -> dict[str, str]:
     # Again, since a test may have set such a variable in this process.
-    return {k: v for k, v in os.environ.items() if not k.startswith(_OF_JAX)} | (env or {})
+    return {k: v for k, v in os.environ.items() if k == _CACHE or not k.startswith(_OF_JAX)} | (env or {})
 
 
 def run_notebook(

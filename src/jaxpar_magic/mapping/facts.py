@@ -81,7 +81,7 @@ class ItemFacts:
 def item_facts(closed: Any, mapped: Sequence[jax.ShapeDtypeStruct]) -> ItemFacts:
     """The facts of a function of one item, traced as `closed`; `mapped` are its mapped arguments."""
     seen = _Walk()
-    cost = seen.jaxpr(closed.jaxpr, in_loop=False)
+    cost = seen.jaxpr(closed.jaxpr, times=1)
     busiest = max(seen.loops, default=(0.0, 0))
     return ItemFacts(
         seen.has_while,
@@ -105,13 +105,13 @@ class _Walk:
         self.callbacks = False
         self.fuses = True
         self.work_bytes = 0
-        self.loops: list[tuple[float, int]] = []  # (nanoseconds, widest operation) of each loop's own body
+        self.loops: list[tuple[float, int]] = []  # (nanoseconds in all, widest operation) of each loop's own body
 
-    def jaxpr(self, jaxpr: Any, in_loop: bool) -> float:
-        """Nanoseconds of one run."""
-        return sum(self.equation(equation, in_loop) for equation in jaxpr.eqns)
+    def jaxpr(self, jaxpr: Any, times: int) -> float:
+        """Nanoseconds of all its runs; it is run so many times."""
+        return sum(self.equation(equation, times) for equation in jaxpr.eqns)
 
-    def equation(self, equation: Any, in_loop: bool) -> float:
+    def equation(self, equation: Any, times: int) -> float:
         name = equation.primitive.name
         self.callbacks |= name in _CALLBACKS
         self.work_bytes = max(self.work_bytes, sum(_bytes(v.aval) for v in equation.outvars))
@@ -120,14 +120,15 @@ class _Walk:
             self.fuses = False
         if name in ("while", "scan"):
             self.has_while |= name == "while"
-            costs = [self.jaxpr(body, in_loop=True) for body in inner]
-            turns = equation.params.get("length", 1)
-            cost = turns * sum(costs)
-            self.loops.append((cost, max((_widest(body) for body in inner), default=1)))
+            times *= equation.params.get("length", 1)
+            inside = len(self.loops)
+            cost = sum(self.jaxpr(body, times) for body in inner)
+            own = cost - sum(nested for nested, _ in self.loops[inside:])
+            self.loops.append((own, max((_widest(body) for body in inner), default=1)))
             return cost
         if inner:
-            return max(self.jaxpr(body, in_loop) for body in inner)  # of branches the dearest
-        return _nanoseconds(name, equation)
+            return max(self.jaxpr(body, times) for body in inner)  # of branches the dearest
+        return times * _nanoseconds(name, equation)
 
 
 def _inner(equation: Any) -> Iterator[Any]:
@@ -150,7 +151,7 @@ def _widest(jaxpr: Any) -> int:
 
 def _nanoseconds(name: str, equation: Any) -> float:
     elements = sum(_elements(v.aval) for v in equation.outvars)
-    shapes = [getattr(v.aval, "shape", ()) for v in equation.invars]
+    shapes: list[tuple[int, ...]] = [getattr(v.aval, "shape", ()) for v in equation.invars]
     if name in _TRANSCENDENTAL:
         return _TRANSCENDENTAL_NS * elements
     if name in _RANDOM:

@@ -8,20 +8,47 @@ from dataclasses import dataclass
 
 from ..errors import InputError, OptionError, did_you_mean
 from .facts import ItemFacts
+from .memory import choose_chunk
 from .strategies import MULTI_DEVICE, NAMES, ONE_LINERS
 
 # One batch's intermediate results should stay in a core's own cache (L2: 0.5 to 2 MB on current processors).
 CACHE_BYTES = 512 << 10
-# Items of single numbers are left to XLA's own fusion, which needs no batches to stay in the cache.
-LARGE_ITEM_BYTES = 4 << 10
-# Beyond this width vectorising gains nothing more: 16 … 256 matched or beat both ends on 5 of 7 workloads.
-MAX_WIDTH = 256
-# A data-dependent loop runs as long as the slowest item of its batch; a vector unit's width costs next to nothing.
-LOOP_WIDTH = 16
+# In a loop each operation should work on about this many numbers: enough to fill the vector units and to pay for
+# starting the operation, and few enough to stay in the first cache.
+LOOP_ELEMENTS = 2048
+# Wider batches gain nothing more. Measured on twelve workloads: 256 to 768 are within 10 % of the best for all whose
+# items are small; 16 and below are up to six times slower.
+MAX_WIDTH = 512
+# The same for loops of unknown length, which run as long as the slowest item of their batch.
+WHILE_WIDTH = 256
+# Batches may not hold more than this in intermediate results, whatever their width gains.
+MAX_BATCH_BYTES = 64 << 20
 # Up to this much work in all, starting threads or devices costs more than it brings.
-TINY_BYTES = 1 << 20
-# Share of the free memory that a chunk may take.
-MEMORY_SHARE = 0.5
+TINY_SECONDS = 0.5e-3
+# Work that is expected to take longer than the first is cut into chunks of about the second, so that an interrupt is
+# quick, progress is seen, and other ways can be tried on the way.
+LONG_SECONDS, CHUNK_SECONDS = 0.5, 0.25
+# For a loop of unknown length the time is unknown, too: chunks of at least so many batches per device, so many at most.
+MIN_BATCHES, MAX_CHUNKS = 4, 16
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a map, as `auto` chooses among them.
+
+    Attributes
+    ----------
+    strategy: a traced strategy's name.
+    width: items vectorised together on one device; None is all.
+    interleaved: each device takes every n-th item instead of neighbours, so that slow items that stand together
+        are shared.
+    chunk_size: items per dispatch; None is all that fit into memory.
+    """
+
+    strategy: str
+    width: int | None = None
+    interleaved: bool = False
+    chunk_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -32,14 +59,14 @@ class Resources:
     ----------
     devices, platform: the devices.
     cores: that this process may use, or threads that the user wants.
-    free_memory: bytes.
+    memory: bytes that the map may hold.
     wanted: how many devices the user asked for, or None.
     """
 
     devices: int
     platform: str
     cores: int
-    free_memory: int
+    memory: int
     wanted: int | None = None
 
 
@@ -55,6 +82,7 @@ class MapPlan:
     chunk_size: items per dispatch, padding included.
     width: items vectorised together on one device.
     reasons: why, one short clause each.
+    interleaved: each part takes every n-th item of a chunk instead of neighbours.
     pads: whether the last chunk is filled up with repeats. A function with callbacks is not padded, since its
         author would see the extra calls: what is left over runs on one device.
     """
@@ -66,6 +94,7 @@ class MapPlan:
     width: int
     reasons: tuple[str, ...] = ()
     pads: bool = True
+    interleaved: bool = False
 
     @property
     def chunks(self) -> int:
@@ -105,18 +134,50 @@ def choose_strategy(facts: ItemFacts, length: int, resources: Resources) -> tupl
         if (resources.wanted or 1) > 1:
             return "thread", "ordered callbacks run on one device only: in threads, in order within each part"
         return "map", "its ordered callbacks run on one device only, in the order of items"
-    item = max(facts.work_bytes, facts.input_bytes + facts.output_bytes)
     if resources.devices > 1 and (resources.wanted or 1) > 1:
         return "shard_map", f"{resources.devices} devices, as asked"
-    if not facts.has_loop and length * item <= TINY_BYTES:
+    if not facts.has_while and length * facts.nanoseconds <= TINY_SECONDS * 1e9:
         return "vmap", "little work: one program on one device"
     if resources.devices > 1:
         return "shard_map", f"{resources.devices} devices, each with its own part"
     if resources.platform == "cpu" and resources.cores > 1:
-        if not facts.has_loop and item <= 1024:
+        if facts.fuses:
             return "vmap", "plain arithmetic, which XLA spreads over the cores itself"
         return "thread", f"one device but {resources.cores} cores"
     return ("map", "one device; a loop per item") if facts.has_while else ("vmap", "one device")
+
+
+def first_way(facts: ItemFacts, length: int, resources: Resources) -> tuple[Way, tuple[str, ...]]:
+    """(way, reasons): what `auto` begins with when nothing has been measured yet."""
+    strategy, reason = choose_strategy(facts, length, resources)
+    reasons = [reason]
+    parts = _parts(strategy, length, resources)
+    width, why = default_width(strategy, facts, math.ceil(length / parts))
+    if why:
+        reasons.append(why)
+    interleaved = facts.has_while and not facts.callbacks and may_interleave(strategy, parts, resources)
+    if interleaved:
+        reasons.append("every device takes items from all over, so that slow neighbours are shared")
+    return Way(strategy, width, interleaved, _quick_chunk(facts, length, parts, width)), tuple(reasons)
+
+
+def may_interleave(strategy: str, parts: int, resources: Resources) -> bool:
+    """Whether items can be dealt out to the parts: on the CPU, where it is no transfer."""
+    return parts > 1 and resources.platform == "cpu" and strategy in ("shard_map", "thread")
+
+
+def _quick_chunk(facts: ItemFacts, length: int, parts: int, width: int | None) -> int | None:
+    """Items per dispatch for work that is expected to be long; None if all at once is short enough."""
+    if facts.callbacks or not length:
+        return None
+    batch = parts * (width or math.ceil(length / parts))
+    if facts.has_while:
+        chunks = min(MAX_CHUNKS, length // (MIN_BATCHES * batch))
+    else:
+        seconds = length * facts.nanoseconds * 1e-9 / parts
+        chunks = int(seconds / CHUNK_SECONDS) if seconds > LONG_SECONDS else 1
+    chunks = min(chunks, length // batch)
+    return math.ceil(length / chunks) if chunks > 1 else None
 
 
 def plan_map(
@@ -128,6 +189,9 @@ def plan_map(
     batch_size: int | None = None,
     chunk_size: int | None = None,
     remainder: str = "pad",
+    way: Way | None = None,
+    reasons: Sequence[str] = (),
+    to_file: bool = False,
 ) -> MapPlan:
     """Plan a map of a traced function.
 
@@ -139,25 +203,30 @@ def plan_map(
     resources: devices to use (already reduced to what the user asked for), cores, memory.
     batch_size, chunk_size: the user's wishes, in items.
     remainder: "pad", "drop" or "error": what happens to items that do not fill all parts.
+    to_file: results are written to a file, and not held.
+    way: for "auto": what has been chosen, with its `reasons`; by default what the rules say.
 
     Raises
     ------
     InputError: remainder="error" and the items do not fill the parts evenly.
     """
-    reasons = []
-    automatic = strategy == "auto"
-    if automatic:
-        strategy, reason = choose_strategy(facts, length, resources)
-        reasons.append(reason)
+    if strategy == "auto":
+        if way is None:
+            way, reasons = first_way(facts, length, resources)
+        reasons = list(reasons)
     else:
-        reasons.append(ONE_LINERS[strategy])
-    parts = _parts(strategy, length, resources)
+        way, reasons = Way(strategy), [ONE_LINERS[strategy]]
+    parts = _parts(way.strategy, length, resources)
     length = _without_remainder(length, parts, remainder)
 
-    width, reason = _width(strategy, automatic, batch_size, facts, length, parts)
-    if reason:
-        reasons.append(reason)
-    chunk, reason = _chunk(strategy, width, batch_size, chunk_size, facts, length, parts, resources)
+    everything = max(1, math.ceil(length / parts))
+    if strategy == "auto" and batch_size is None:
+        width = min(way.width or everything, everything)
+    else:
+        width, reason = _width(way.strategy, batch_size, facts, everything)
+        if reason:
+            reasons.append(reason)
+    chunk, reason = _chunk(way, width, batch_size, chunk_size, facts, length, parts, resources.memory, to_file)
     if reason:
         reasons.append(reason)
     part = chunk // parts
@@ -167,7 +236,16 @@ def plan_map(
         width = math.ceil(part / batches)
         if not facts.callbacks:
             chunk = batches * width * parts  # equal batches: lax.map compiles a remainder as a second program
-    return MapPlan(strategy, length, parts, chunk, width, tuple(reasons), pads=not facts.callbacks)
+    return MapPlan(
+        way.strategy,
+        length,
+        parts,
+        chunk,
+        width,
+        tuple(reasons),
+        pads=not facts.callbacks,
+        interleaved=way.interleaved and parts > 1,
+    )
 
 
 def _parts(strategy: str, length: int, resources: Resources) -> int:
@@ -189,57 +267,53 @@ def _without_remainder(length: int, parts: int, remainder: str) -> int:
     return length - left if remainder == "drop" else length
 
 
-def cache_width(facts: ItemFacts) -> int:
-    """The width at which a batch's intermediate results fill a core's cache."""
-    item = max(1, facts.work_bytes, facts.input_bytes + facts.output_bytes)
-    return max(1, min(MAX_WIDTH, CACHE_BYTES // item))
-
-
-def _width(strategy, automatic, batch_size, facts, length, parts) -> tuple[int, str]:
-    everything = max(1, math.ceil(length / parts))
+def default_width(strategy: str, facts: ItemFacts, everything: int) -> tuple[int | None, str]:
+    """(items to vectorise together on one device, reason); None for all of the `everything` that one device has."""
     if facts.input_bytes == 0:
-        return everything, ""  # items without a single number: lax.map divides by their size
-    if batch_size is not None:
-        return min(batch_size, everything), ""
+        return None, ""  # items without a single number: lax.map divides by their size
     if strategy in ("vmap", "jit"):
-        return everything, ""
+        return None, ""
     if strategy == "map":
         return 1, ""
     if facts.ordered:
         return 1, "one item at a time: ordered callbacks"
-    if facts.has_while:
-        width = min(LOOP_WIDTH, cache_width(facts))
-        return width, "small batches: a loop runs as long as its slowest item"
-    width = cache_width(facts)
-    large = facts.work_bytes >= LARGE_ITEM_BYTES and everything * facts.work_bytes > 4 * CACHE_BYTES
-    if width < everything and (automatic or large):
-        return width, "batches whose intermediate results fit a core's cache"
-    return everything, ""
+    if facts.has_loop:
+        most = WHILE_WIDTH if facts.has_while else MAX_WIDTH
+        width = max(1, min(most, LOOP_ELEMENTS // max(1, facts.loop_elements), MAX_BATCH_BYTES // facts.item_bytes))
+        reason = (
+            "batches of moderate size: a loop runs as long as its slowest item"
+            if facts.has_while
+            else "batches whose loops work in a core's first cache"
+        )
+    elif facts.fuses:
+        return None, ""
+    else:
+        width = max(1, min(MAX_WIDTH, CACHE_BYTES // facts.item_bytes))
+        reason = "batches whose intermediate results fit a core's cache"
+    return (None, "") if width >= everything else (width, reason)
 
 
-def _chunk(strategy, width, batch_size, chunk_size, facts, length, parts, resources) -> tuple[int, str]:
+def _width(strategy: str, batch_size: int | None, facts: ItemFacts, everything: int) -> tuple[int, str]:
+    if batch_size is not None and facts.input_bytes:
+        return min(batch_size, everything), ""
+    width, reason = default_width(strategy, facts, everything)
+    return min(width or everything, everything), reason
+
+
+def _chunk(way, width, batch_size, chunk_size, facts, length, parts, memory, to_file) -> tuple[int, str]:
     def rounded(items: int) -> int:
         rows = items // parts if facts.callbacks else math.ceil(items / parts)
         return max(1, rows) * parts
 
-    if strategy == "jit" and batch_size is not None:
+    if way.strategy == "jit" and batch_size is not None:
         chunk_size = min(chunk_size or length, batch_size * parts)
     whole = rounded(length)
     if chunk_size is not None:
         return min(rounded(chunk_size), whole), ""
-    budget = resources.free_memory * MEMORY_SHARE
-    item = facts.input_bytes + facts.output_bytes
-    full_width = width * parts >= whole
-    needed = whole * (item + facts.work_bytes) if full_width else whole * item + width * parts * facts.work_bytes
-    if needed <= budget or length <= parts:
-        return whole, ""
-    per_item = item + facts.work_bytes if full_width else item
-    fixed = 0 if full_width else width * parts * facts.work_bytes
-    fitting = max(parts, int((budget - fixed) // max(1, per_item)))
-    chunks = math.ceil(length / fitting)
-    return rounded(math.ceil(length / chunks)), (
-        f"{chunks} chunks: all at once would need about {needed / 1e9:.1f} GB of {resources.free_memory / 1e9:.1f} free"
-    )
+    chunk, reason = choose_chunk(length, parts, width, facts, memory, to_file=to_file, whole=whole)
+    if way.chunk_size is not None and way.chunk_size < chunk:
+        return min(rounded(way.chunk_size), whole), ""
+    return chunk, reason
 
 
 def python_parts(strategy: str, length: int, cores: int, wanted: int | None) -> int:

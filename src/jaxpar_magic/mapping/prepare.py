@@ -6,26 +6,28 @@ import math
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
 from .._jax import setting
-from ..errors import DeviceError
-from ..machine import free_memory, usable_cores
+from ..errors import DeviceError, InputError
+from ..machine import size_text, usable_cores
 from . import strategies
 from .captured import CannotCompare, Captured, Fingerprint, captured, changed_names, fingerprint, token
 from .checkpoint import Finished, MapIdentity, identify, open_folder, take
 from .collect import check_unmapped
 from .inputs import Batch
+from .memory import Fitting, memory_bound
 from .monitor import Monitor
 from .options import MapOptions
-from .planner import MEMORY_SHARE, MapPlan, Resources, plan_map
+from .planner import MapPlan, Resources, Way, first_way, plan_map
 from .programs import forget_programs_of_other
-from .strategies.base import Executable, Layout
+from .strategies.base import Executable, Layout, dealt_out
 from .tracing import ItemProgram, trace_item
+from .tuner import Tuning, tuning_of
 
 # Maps whose traced program is remembered, so that calling the same function again does not trace it.
 MAX_PREPARED = 32
@@ -46,6 +48,10 @@ class Prepared:
     tail: Executable | None = None  # for what full chunks leave over, where they are not padded
     shared: list[Any] | None = None  # placed constants, kept while the function captures the same
     finished: Finished | None = None  # chunks of an earlier run, and where to keep those of this one
+    tuning: Tuning | None = None  # where `auto` may choose among ways
+    way: Way | None = None  # the one that is chosen here
+    ways: dict[Way, Prepared] = field(default_factory=dict)  # all that are compiled, shared by all of them
+    compile_way: Callable[[Way, Timer], Prepared] | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -55,6 +61,8 @@ class Timer:
     compile: float = 0.0
     reused: bool = True
 
+
+TRIED = "chosen by measuring"
 
 _prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
 # function's code → fingerprint at its last trace: JAX caches traces of inner jitted functions by identity
@@ -79,7 +87,9 @@ def prepare(function: Callable, batch: Batch, options: MapOptions, timer: Timer,
             and prepared.captured.still_valid()
         ):
             _prepared.move_to_end(key)
-            return prepared
+            if prepared.tuning is None:
+                return prepared
+            return in_way(prepared, prepared.tuning.next_call(), timer)
     _forget_other_devices()
     notes = _renew_inner_traces(function, found, print_)
     monitor.phase("tracing")
@@ -91,49 +101,110 @@ def prepare(function: Callable, batch: Batch, options: MapOptions, timer: Timer,
         finished = _finished_before(identify(batch, options, item, function), batch.length, options)
         options = replace(options, chunk_size=finished.chunk_size)
     monitor.phase("compiling")
-    prepared = _compile(function, item, batch.length, options, devices, print_, timer)
+    prepared = _compile(_weak(function), item, batch.length, options, devices, print_, timer)
     prepared.finished = finished
     timer.compile = time.perf_counter() - begin
     if key is not None and sum(c.nbytes for c in item.constants) <= MAX_HELD_BYTES:
         # the note of a change is for the run that noticed it
         kept = replace(prepared, item=replace(item, notes=item.notes[len(notes) :]))
+        if kept.way is not None:
+            kept.ways[kept.way] = kept
         _prepared[key] = kept
         while len(_prepared) > MAX_PREPARED:
             _prepared.popitem(last=False)
     return prepared
 
 
-def _compile(function, item, length, options, devices, print_, timer) -> Prepared:
+def in_way(prepared: Prepared, way: Way, timer: Timer) -> Prepared:
+    """A prepared map run another way, compiled if it is not yet."""
+    found = prepared.ways.get(way)
+    if found is None:
+        assert prepared.compile_way is not None
+        begin = time.perf_counter()
+        found = prepared.ways[way] = prepared.compile_way(way, timer)
+        timer.compile += time.perf_counter() - begin
+    return found
+
+
+def _compile(
+    function: weakref.ref, item: ItemProgram, length: int, options: MapOptions, devices, print_, timer: Timer
+) -> Prepared:
     __tracebackhide__ = True
     threads = options.devices if options.strategy in ("thread", "auto") else None
-    resources = Resources(len(devices), devices[0].platform, threads or usable_cores(), free_memory(), options.devices)
-    chunk_size = options.chunk_size
-    while True:
-        plan = plan_map(
-            options.strategy,
-            length,
-            item.facts,
-            resources,
-            batch_size=options.batch_size,
-            chunk_size=chunk_size,
-            remainder=options.remainder,
+    bound, to_file = memory_bound(options.memory), options.out_file is not None
+    resources = Resources(len(devices), devices[0].platform, threads or usable_cores(), bound, options.devices)
+    tuning, way = None, None
+    reasons: Sequence[str] = ()
+    if options.strategy == "auto":
+        way, reasons = first_way(item.facts, length, resources)
+        if options.batch_size is None and not item.facts.callbacks and length > 1:
+            tuning = tuning_of(item, length, devices, resources, way, options.chunk_size)
+            if tuning.measured:
+                reasons = (f"the fastest of {len(tuning.measured)} ways that were measured",)
+            way = tuning.next_call()
+
+    def compile_way(way: Way | None, timer: Timer, chunk_size: int | None, reasons: Sequence[str]) -> Prepared:
+        __tracebackhide__ = True
+        wanted = chunk_size
+        fitting = Fitting(bound, length, item.facts, to_file=to_file)
+        while True:
+            plan = plan_map(
+                options.strategy,
+                length,
+                item.facts,
+                resources,
+                batch_size=options.batch_size,
+                chunk_size=wanted,
+                remainder=options.remainder,
+                way=way,
+                reasons=reasons,
+                to_file=to_file,
+            )
+            used = tuple(devices[: plan.parts]) if plan.strategy in strategies.MULTI_DEVICE else (default_device(),)
+            layout = Layout(plan.chunk_size, used, plan.parts, plan.width)
+            executable = strategies.get(plan.strategy).prepare(item, layout)
+            timer.reused &= executable.compiled.reused
+            if chunk_size and options.memory is None:
+                break  # as the user has it
+            # The estimate was from single results; the compiled program knows.
+            held = executable.compiled.held_bytes * plan.parts
+            smaller = fitting.next_chunk(plan.chunk_size, held, plan.parts)
+            if smaller is None:
+                if plan.chunks > 1 or options.memory is not None:
+                    needs = f"holds up to {size_text(fitting.peak(plan.chunk_size, held).total)}, as compiled"
+                    plan = replace(plan, reasons=(*plan.reasons, needs))
+                break
+            if chunk_size:
+                raise fitting.too_large(plan.chunk_size, held, smaller)
+            wanted = smaller
+        if plan.interleaved:
+            executable = dealt_out(executable, plan.parts)
+        tail = None
+        if plan.tail:
+            alone = Layout(plan.tail, used[:1], 1, plan.width)
+            tail = strategies.get("map").prepare(item, alone)
+        return Prepared(function, print_, item, plan, executable, used, tail, tuning=tuning, way=way, ways=ways)
+
+    ways: dict[Way, Prepared] = {}
+    try:
+        prepared = compile_way(way, timer, options.chunk_size, reasons)
+    except InputError:
+        if options.strategy != "auto" or (len(devices) == 1 and resources.cores == 1):
+            raise
+        # one item on each device at a time is too much: one item in all
+        return _compile(function, item, length, replace(options, strategy="map"), devices, print_, timer)
+    if options.strategy == "auto" and item.facts.ordered and length > 1:
+        item.notes.append(f"{reasons[0]}{'; -s thread uses all cores' if prepared.plan.strategy == 'map' else ''}")
+    if tuning is not None and way is not None:
+        # The other ways take the same chunks, so that they can take over in the middle of a run.
+        chunk_size = prepared.plan.chunk_size if options.chunk_size else None
+        prepared.compile_way = lambda way, timer: replace(
+            compile_way(way, timer, chunk_size, [TRIED]), compile_way=prepared.compile_way
         )
-        used = tuple(devices[: plan.parts]) if plan.strategy in strategies.MULTI_DEVICE else (default_device(),)
-        layout = Layout(plan.chunk_size, used, plan.parts, plan.width)
-        executable = strategies.get(plan.strategy).prepare(item, layout)
-        timer.reused &= executable.compiled.reused
-        # The estimate was from single results; the compiled program knows. Halve the chunk until it fits.
-        limit = resources.free_memory * (1 - (1 - MEMORY_SHARE) / 2)
-        if options.chunk_size or plan.chunk_size <= plan.parts or executable.compiled.temp_bytes <= limit:
-            break
-        chunk_size = plan.chunk_size // 2
-    if options.strategy == "auto" and item.facts.ordered and plan.length > 1:
-        item.notes.append(f"{plan.reasons[0]}{'; -s thread uses all cores' if plan.strategy == 'map' else ''}")
-    tail = None
-    if plan.tail:
-        alone = Layout(plan.tail, used[:1], 1, plan.width)
-        tail = strategies.get("map").prepare(item, alone)
-    return Prepared(_weak(function), print_, item, plan, executable, used, tail)
+        if not prepared.executable.compiled.reused:
+            tuning.compile_seconds = prepared.executable.compiled.seconds
+        ways[way] = prepared
+    return prepared
 
 
 # A map that keeps its chunks is cut into this many where the user names no size: each costs a file.
@@ -208,6 +279,8 @@ def _call_key(function, batch: Batch, options: MapOptions, devices) -> Hashable 
             options.batch_size,
             options.chunk_size,
             options.remainder,
+            options.memory,
+            options.out_file is not None,
             token(options.out_axes, alive),
         )
     except CannotCompare:

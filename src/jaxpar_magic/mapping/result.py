@@ -82,6 +82,7 @@ class MapReport(Described):
     not_finite: list[ItemReport] = field(default_factory=list)
     function: str = ""
     chunk_seconds: list[float] = field(default_factory=list)
+    tried: list[tuple[str, float]] = field(default_factory=list)
 
     @property
     def skipped(self) -> list[int]:
@@ -108,11 +109,19 @@ class MapReport(Described):
     def lines(self) -> list[str]:
         """The line, then one for each note and each kind of trouble with items."""
         lines = [self.line(), *(f"  note: {note}" for note in self.notes)]
+        if self.tried:
+            lines.append(f"  tried: {self._trials()}")
         if self.failed:
             lines.append(f"  {_counted(self.failed, 'failed and left out')}")
         if self.not_finite:
             lines.append(f"  {_counted(self.not_finite, 'not finite')}")
         return lines
+
+    def _trials(self) -> str:
+        fastest = min(seconds for _, seconds in self.tried)
+        return "; ".join(
+            f"{way} {duration(seconds)}{' (the fastest)' if seconds == fastest else ''}" for way, seconds in self.tried
+        )
 
     def describe(self) -> Document:
         blocks: list[Any] = [Paragraph(self.line())]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,14 +19,20 @@ from ..errors import JaxparError
 from . import strategies
 from .checkpoint import Finished, identify, keep, kept_note, worth_keeping
 from .collect import Collector, assemble
-from .inputs import Batch, Leaf, check_widths
+from .inputs import Batch, Leaf, check_range, check_widths
 from .monitor import Monitor
 from .options import MapOptions
-from .prepare import Prepared, Timer, prepare
+from .prepare import Prepared, Timer, in_way, prepare
 from .result import ItemReport, MapReport, MapResult
+from .sinks import FileResult
+from .sources import LazyArray
 from .strategies.base import Executable, Layout
 from .strategies.serial import item_note
 from .tracing import trace_item
+from .tuner import SHARE_OF_LONG, remember, way_text
+
+# A map with fewer chunks than this is too short to try other ways in.
+MIN_CHUNKS = 6
 
 
 def run_traced(function: Callable, batch: Batch, options: MapOptions, monitor: Monitor) -> MapResult:
@@ -37,71 +45,179 @@ def run_traced(function: Callable, batch: Batch, options: MapOptions, monitor: M
     left_out = batch.length - prepared.plan.length
     if left_out:
         notes.append(f"the last {left_out} of {batch.length} items are left out (remainder='drop')")
-    report = _traced_report(prepared, timer, [*notes, *prepared.item.notes])
+    report = traced_report(prepared, timer, [*notes, *prepared.item.notes])
     begin = time.perf_counter()
-    run = _ChunkedRun(function, batch, prepared, options, monitor)
-    leaves = run.run()
-    report.run_seconds = time.perf_counter() - begin
+    run = ChunkedRun(function, batch, prepared, options, monitor, timer)
+    value = run.run()
+    report.run_seconds = time.perf_counter() - begin - run.compile_seconds
     report.chunk_seconds = run.chunk_seconds
     report.resumed = run.resumed
+    _learn(prepared, run, report, timer)
     report.failed = [item_report(batch, i, error) for i, error in run.failures]
     if options.check == "finite":
         report.not_finite = [ItemReport(i, batch.describe_item(i), what) for i, what in run.collector.not_finite()]
-    item = prepared.item
-    return MapResult(assemble(leaves, item.out_tree, item.outputs, options.out_axes), report)
+    return MapResult(value, report)
 
 
-class _ChunkedRun:
+def _learn(prepared: Prepared, run: ChunkedRun, report: MapReport, timer: Timer) -> None:
+    """Tell `auto`'s tuning how long it took, and the report what was tried."""
+    tuning = prepared.tuning
+    if tuning is None or run.resumed or run.failures:
+        return
+    assert prepared.way is not None
+    new = bool(run.trials) or (bool(tuning.measured) and prepared.way not in tuning.measured)
+    if not run.trials:
+        tuning.record(prepared.way, prepared.plan.length, report.run_seconds)
+    report.tried = run.trials
+    if prepared.way != run.prepared.way:
+        report.batch_size = run.prepared.plan.width
+        report.strategy, report.parts = run.prepared.plan.strategy, run.prepared.plan.parts
+        report.unit = unit_of(report.strategy)
+    report.compile_seconds = timer.compile
+    if new:
+        remember(tuning)
+        if not run.trials:
+            report.tried = [(way_text(way), each * tuning.length) for way, each in tuning.measured.items()]
+
+
+class ChunkedRun:
     """One run over the chunks of a plan: dispatch, wait, collect, keep."""
 
     def __init__(
-        self, function: Callable, batch: Batch, prepared: Prepared, options: MapOptions, monitor: Monitor
+        self,
+        function: Callable,
+        batch: Batch,
+        prepared: Prepared,
+        options: MapOptions,
+        monitor: Monitor,
+        timer: Timer,
     ) -> None:
         self.function = function
         self.batch = batch
+        self.plan = prepared.plan  # the chunks, whichever way runs them
         self.prepared = prepared
+        self.timer = timer
         self.options = options
         self.monitor = monitor
         self.mapped, self.shared = batch.leaves()
-        self.collector = Collector(prepared.item.outputs, prepared.plan.length)
+        self.reads = any(isinstance(leaf.array, LazyArray) for leaf in self.mapped)
+        self.running: Running | None = None
+        self.collector = self._make_collector()
         self.failures: list[tuple[int, BaseException]] = []
         self.finished = prepared.finished
         self.resumed = 0
         self.chunk_seconds: list[float] = []
         self._last_collected = time.perf_counter()
+        self.trials: list[tuple[str, float]] = []  # ways tried in this run, and seconds that the map would take
+        self.compile_seconds = 0.0  # for them
 
-    def run(self) -> list:
-        """All chunks; the stacked leaves of the items that did not fail."""
+    def _make_collector(self) -> Collector | FileResult:
+        item, plan, path = self.prepared.item, self.plan, self.options.out_file
+        if path is None:
+            return Collector(item.outputs, plan.length)
+        finite = self.options.check == "finite"
+        return FileResult(
+            Path(path), item.out_tree, item.outputs, plan.length, chunk_size=plan.chunk_size, check_finite=finite
+        )
+
+    def run(self) -> Any:
+        """All chunks; the value of the map, without the items that failed."""
         __tracebackhide__ = True
-        plan = self.prepared.plan
+        try:
+            return self._run()
+        except BaseException:
+            self.collector.discard()
+            raise
+
+    def _run(self) -> Any:
+        __tracebackhide__ = True
+        plan, item = self.plan, self.prepared.item
         done = self._take_finished()
         todo = [bounds for bounds in plan.bounds() if bounds[0] not in done]
-        unit = "threads" if plan.strategy == "thread" else "devices"
-        self.monitor.plan(plan.length, plan.chunks, f"{plan.parts} {unit}", self.resumed)
+        self.monitor.plan(plan.length, plan.chunks, f"{plan.parts} {unit_of(plan.strategy)}s", self.resumed)
         self.monitor.phase("running")
         self._place_shared()
-        # Two chunks under way: the next one is cut and copied while the devices compute.
-        waiting: list[tuple[int, int, list]] = []
         self._last_collected = time.perf_counter()
         try:
-            for begin, end in todo:
-                self.monitor.check()
-                with self._naming_items(begin, end):
-                    waiting.append((begin, end, self._dispatch(begin, end)))
-                if len(waiting) > 1:
-                    self._collect(*waiting.pop(0))
-            while waiting:
-                self._collect(*waiting.pop(0))
+            self._try_ways(todo)
+            self._work(todo)
         except BaseException as error:
             self._keep_finished(error)
             raise
+        if isinstance(self.collector, FileResult):
+            return self.collector.finish()
         kept = None
         if self.failures:
             lost = {i for i, _ in self.failures}
             kept = [i for i in range(plan.length) if i not in lost]
         leaves = self.collector.leaves(kept)
         jax.block_until_ready(leaves)
-        return leaves
+        return assemble(leaves, item.out_tree, item.outputs, self.options.out_axes)
+
+    def _work(self, todo: Iterable[tuple[int, int]]) -> None:
+        """Two chunks under way: the next one is read, cut and copied while the devices compute."""
+        __tracebackhide__ = True
+        waiting: list[tuple[int, int, list | Running]] = []
+        for begin, end in todo:
+            self.monitor.check()
+            with self._naming_items(begin, end):
+                waiting.append((begin, end, self._dispatch(begin, end)))
+            if len(waiting) > 1:
+                self._collect(*waiting.pop(0))
+        while waiting:
+            self._collect(*waiting.pop(0))
+
+    def _try_ways(self, todo: list[tuple[int, int]]) -> None:
+        """Give some of the first chunks of a long map to other ways of running it; takes them from `todo`.
+
+        Chunks may differ in cost, so what runs another way is compared with its two neighbours.
+        """
+        __tracebackhide__ = True
+        tuning = self.prepared.tuning
+        if tuning is None or len(todo) < MIN_CHUNKS:
+            return
+        left = self._timed_chunk(todo)
+        while len(todo) > 2 and (way := tuning.untried()) is not None:
+            if self.compile_seconds + tuning.compile_seconds > SHARE_OF_LONG * left * len(todo):
+                return
+            begin = time.perf_counter()
+            self.monitor.phase("compiling")
+            other = in_way(self.prepared, way, self.timer)
+            self.monitor.phase("running")
+            self.compile_seconds += time.perf_counter() - begin
+            items = self.plan.chunk_size
+            if other.plan.chunk_size < items:  # it would not fit into memory in chunks of this size
+                tuning.record(way, items, math.inf)
+                continue
+            before = self.prepared
+            assert before.way is not None
+            then = self._timed_chunk(todo, other)
+            right = self._timed_chunk(todo, before)
+            now = (left + right) / 2
+            usual = tuning.measured.get(before.way, now / items)
+            tuning.record(before.way, items, usual * items)
+            tuning.record(way, items, usual * items * then / now)
+            if not self.trials:
+                self.trials.append((way_text(before.way), usual * tuning.length))
+            self.trials.append((way_text(way), usual * tuning.length * then / now))
+            left = right
+            if tuning.best == way:
+                self.prepared, left = other, then
+                self._place_shared()
+
+    def _timed_chunk(self, todo: list[tuple[int, int]], prepared: Prepared | None = None) -> float:
+        """Run the next chunk by itself, in another way if one is given; its seconds."""
+        __tracebackhide__ = True
+        self.monitor.check()
+        if prepared is not None and prepared is not self.prepared:
+            self.prepared = prepared
+            self._place_shared()
+        begin = time.perf_counter()
+        first, last = todo.pop(0)
+        with self._naming_items(first, last):
+            arrays = self._dispatch(first, last)
+        self._collect(first, last, arrays)
+        return time.perf_counter() - begin
 
     def _place_shared(self) -> None:
         prepared, arrays = self.prepared, [x.array for x in self.shared]
@@ -110,7 +226,7 @@ class _ChunkedRun:
         elif arrays:
             prepared.shared[: len(arrays)] = prepared.executable.place_shared(arrays)
 
-    def _dispatch(self, begin: int, end: int) -> list:
+    def _dispatch(self, begin: int, end: int) -> list | Running:
         prepared, plan = self.prepared, self.prepared.plan
         if prepared.tail is not None and end - begin < plan.chunk_size:
             placed = prepared.tail.place_shared([*(x.array for x in self.shared), *prepared.item.constants])
@@ -119,40 +235,35 @@ class _ChunkedRun:
         assert prepared.shared is not None
         return self._call(prepared.executable, arrays, prepared.shared)
 
-    def _call(self, executable: Executable, arrays: list, shared: list) -> list:
+    def _call(self, executable: Executable, arrays: list, shared: list) -> list | Running:
         """Start a program. XLA may run it inside the call, and a loop there may never end."""
         __tracebackhide__ = True
+        if self.reads:
+            # In a thread, while the next chunk is read here: a reader may belong to the thread that made it. One
+            # after the other, so that two chunks at most are in memory.
+            if self.running is not None:
+                self.running.wait(self.monitor.check)
+            self.running = Running(executable, arrays, shared)
+            return self.running
         if not (self.monitor.has_deadline or self.prepared.item.facts.has_while):
             return executable.run(arrays, shared)
-        # In a thread, so that an interrupt and the time limit take effect. A daemon: one that hangs is left behind.
-        outcome: list[Any] = []
+        # In a thread, so that an interrupt and the time limit take effect.
+        return Running(executable, arrays, shared, until_ready=False).result(self.monitor.check)
 
-        def call() -> None:
-            try:
-                outcome.append(executable.run(arrays, shared))
-            except BaseException as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=call, name="parmap-dispatch", daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(0.05)
-            self.monitor.check()
-        if isinstance(outcome[0], BaseException):
-            raise outcome[0]
-        return outcome[0]
-
-    def _collect(self, begin: int, end: int, arrays: list) -> None:
+    def _collect(self, begin: int, end: int, arrays: list | Running) -> None:
         __tracebackhide__ = True
         with self._naming_items(begin, end):
+            if isinstance(arrays, Running):
+                arrays = arrays.result(self.monitor.check)
             self._wait(arrays)
-            self.collector.add(begin, end, arrays)
+            in_order = self.prepared.executable.in_order
+            self.collector.add(begin, end, arrays if in_order is None else [in_order(a) for a in arrays])
         if self.finished is not None and not any(begin <= i < end for i, _ in self.failures):
             self.finished.add(begin, end, self.collector.rows(begin, end))
         now = time.perf_counter()
         self.chunk_seconds.append(now - self._last_collected)
         self._last_collected = now
-        self.monitor.advance(end - begin, begin // self.prepared.plan.chunk_size + 1)
+        self.monitor.advance(end - begin, begin // self.plan.chunk_size + 1)
 
     def _wait(self, arrays: list) -> None:
         if self.monitor.has_deadline:
@@ -169,8 +280,8 @@ class _ChunkedRun:
     def _take_finished(self) -> set[int]:
         if self.finished is None:
             return set()
-        for begin, (end, arrays) in self.finished.chunks.items():
-            self.collector.add(begin, end, arrays)
+        for begin, (end, _) in self.finished.chunks.items():
+            self.collector.add(begin, end, self.finished.values(begin))
         self.resumed = self.finished.items
         return set(self.finished.chunks)
 
@@ -182,6 +293,9 @@ class _ChunkedRun:
             return
         if self.finished is None or self.finished.folder is None:
             if not worth_keeping(error):
+                return
+            if self.options.out_file is not None or sum(_unread_bytes(x) for x in self.mapped) > HASHED_BYTES:
+                error.add_note(f"parmap: {done:,} of {plan.length:,} items were done; --checkpoint DIR would keep them")
                 return
             kept = Finished(identify(self.batch, self.options, self.prepared.item, self.function), plan.chunk_size)
             for begin, end in plan.bounds():
@@ -233,18 +347,67 @@ class _ChunkedRun:
                 if not skip:
                     break
             else:
-                if skip and self.collector.length > 1:
+                if skip and self.plan.length > 1:
                     self.collector.add(i, i + 1, arrays)
         return failed
 
 
-def _traced_report(prepared: Prepared, timer: Timer, notes: list[str]) -> MapReport:
+def unit_of(strategy: str) -> str:
+    """What shares the work of a chunk: devices, or threads on one device."""
+    return "thread" if strategy == "thread" else "device"
+
+
+# After an interrupt, inputs up to this size are read once more, so that they are known when the map goes on.
+HASHED_BYTES = 256 << 20
+
+
+def _unread_bytes(leaf: Leaf) -> int:
+    return leaf.array.nbytes if isinstance(leaf.array, LazyArray) else 0
+
+
+class Running:
+    """A program that runs in a thread of its own. A daemon: one that hangs is left behind.
+
+    Parameters
+    ----------
+    until_ready: the thread ends when the results are ready; otherwise when they are under way.
+    """
+
+    def __init__(self, executable: Executable, arrays: list, shared: list, *, until_ready: bool = True):
+        self._outcome: list[Any] = []
+
+        def call() -> None:
+            try:
+                done = executable.run(arrays, shared)
+                self._outcome.append(jax.block_until_ready(done) if until_ready else done)
+            except BaseException as error:
+                self._outcome.append(error)
+
+        self._thread = threading.Thread(target=call, name="parmap-dispatch", daemon=True)
+        self._thread.start()
+
+    def wait(self, check: Callable[[], None]) -> None:
+        """Wait for the end; `check` is called now and then and may raise."""
+        while self._thread.is_alive():
+            self._thread.join(0.05)
+            check()
+
+    def result(self, check: Callable[[], None]) -> list:
+        """Wait for the end and give what the program gave, or raise what it raised."""
+        __tracebackhide__ = True
+        self.wait(check)
+        if isinstance(self._outcome[0], BaseException):
+            raise self._outcome[0]
+        return self._outcome[0]
+
+
+def traced_report(prepared: Prepared, timer: Timer, notes: list[str]) -> MapReport:
     plan = prepared.plan
     return MapReport(
         plan.strategy,
         plan.length,
         plan.parts,
-        "thread" if plan.strategy == "thread" else "device",
+        unit_of(plan.strategy),
         plan.width,
         plan.chunk_size,
         plan.chunks,
@@ -260,10 +423,13 @@ def _cut(mapped: Sequence[Leaf], begin: int, end: int, size: int, executable: Ex
     arrays = []
     for leaf in mapped:
         array = leaf.array
-        whole = begin == 0 and end == array.shape[0] == size
+        lazy = isinstance(array, LazyArray)
+        whole = begin == 0 and end == array.shape[0] == size and not lazy
         if not whole and isinstance(array, jax.Array) and _on_cpu(array):
             array = np.asarray(array)  # a view; cutting it is then no JAX operation
         part = array if whole else array[begin:end]
+        if lazy:
+            check_range(leaf.name, part)
         if end - begin < size:
             xp = jnp if isinstance(part, jax.Array) else np
             # repeats of a real item: whatever the function does with it is harmless

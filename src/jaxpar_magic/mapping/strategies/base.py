@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -48,12 +48,31 @@ class Executable:
     place_mapped: numpy or jax arrays of shape (layout.size, …) → arrays on the devices.
     place_shared: shared arrays → arrays on the devices.
     run: (placed mapped, placed shared) → output arrays of shape (layout.size, …), perhaps not ready yet.
+    in_order: an output array, ready → the same with its rows in the order of the items; None if they are.
     """
 
     compiled: Compiled
     place_mapped: Callable[[list], list]
     place_shared: Callable[[list], list]
     run: Callable[[list, list], list]
+    in_order: Callable[[Any], np.ndarray] | None = None
+
+
+def dealt_out(executable: Executable, parts: int) -> Executable:
+    """The same program with every part taking each `parts`-th item instead of neighbours."""
+
+    def deal(array: Any) -> np.ndarray:
+        array = np.asarray(array)
+        return array.reshape(-1, parts, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+
+    def in_order(array: Any) -> np.ndarray:
+        array = np.asarray(array)
+        return array.reshape(parts, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+
+    def place(arrays: list) -> list:
+        return executable.place_mapped([deal(a) for a in arrays])
+
+    return replace(executable, place_mapped=place, in_order=in_order)
 
 
 class Strategy(Protocol):

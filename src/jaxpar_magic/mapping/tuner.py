@@ -1,0 +1,262 @@
+"""`auto`'s measured choice: what has been timed, what to try next, and what is remembered.
+
+Trying costs a compilation, so it has to be earned. A long map is cut into chunks, and some of the first ones are given
+to other ways of running it, as long as that costs a small share of the whole. A short map runs as the rules of the
+planner say; when the same map has run often enough to have taken as long as a compilation would, the next run tries
+another way. In both cases the results of a trial are results of the map: nothing is computed twice. Starting from what
+is best so far, one thing is changed at a time (a climb), and what helps is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .facts import ItemFacts
+from .planner import CHUNK_SECONDS, LONG_SECONDS, MAX_WIDTH, Resources, Way, may_interleave
+
+if TYPE_CHECKING:
+    from .tracing import ItemProgram
+
+# Another way must be faster by this much to be chosen: less is noise.
+GAIN = 0.95
+# A map that takes less than this is never used to try something.
+WORTH_SECONDS = 5e-3
+# A map that takes longer is not run whole in another way: it has chunks, or gets them, and tries on some of these.
+TRIED_WHOLE_SECONDS = 2.0
+# Ways tried for one map, the first included.
+MAX_TRIED = 8
+# Of the time that a long map will take, trying may take this share.
+SHARE_OF_LONG = 0.1
+# A trial is earned when the map has run this share of the time that a compilation takes, since the last trial, …
+EARNED = 0.25
+# … and not before it has run so often: the first re-run of a cell compiles nothing.
+MIN_CALLS = 2
+# Maps of which the choice is kept, in memory and in the file.
+MAX_KEPT = 1000
+_FORMAT = 1
+
+
+@dataclass
+class Tuning:
+    """What is known of one map on these devices.
+
+    Attributes
+    ----------
+    key: of the choice in the file.
+    facts, length, resources: of the map, as the planner takes them.
+    best: the way to run it.
+    measured: seconds per item of each way, the least of all runs.
+    chunk_size: items per dispatch, where the user has chosen it.
+    compile_seconds: what compiling this map takes.
+    """
+
+    key: str
+    facts: ItemFacts
+    length: int
+    resources: Resources
+    best: Way
+    measured: dict[Way, float] = field(default_factory=dict)
+    chunk_size: int | None = None
+    compile_seconds: float = 0.0
+    calls: int = 0
+    again: Way | None = None  # to be run once more
+    unspent: float = 0.0  # seconds that the map has run since the last trial
+
+    def record(self, way: Way, items: int, seconds: float) -> None:
+        """`items` were computed in `seconds` this way."""
+        each = seconds / items
+        # A first run may be slow for other reasons: what is not hopeless has a second one.
+        usual = self.measured.get(self.best, math.inf)
+        self.again = way if way not in self.measured and way != self.best and each < 2 * usual else None
+        self.measured[way] = min(each, self.measured.get(way, each))
+        self.unspent += seconds
+        # Chunks are for interrupts and progress: a long map has them at no more than the noise.
+        needed = 1 / GAIN if way.chunk_size and not self.best.chunk_size and self._seconds > LONG_SECONDS else GAIN
+        if way != self.best and self.measured[way] < needed * self.measured.get(self.best, math.inf):
+            self.best = way
+
+    def next_call(self) -> Way:
+        """The way for a call as a whole: the best, or one to try if that has been earned."""
+        self.calls += 1
+        if self.again is not None:
+            return self.again
+        if (
+            self.calls <= MIN_CALLS
+            or not WORTH_SECONDS <= self._seconds <= TRIED_WHOLE_SECONDS
+            or self.unspent < EARNED * self.compile_seconds
+            or self.best not in self.measured
+        ):
+            return self.best
+        way = self.untried()
+        if way is None:
+            return self.best
+        self.unspent = 0.0
+        return way
+
+    def untried(self) -> Way | None:
+        """A way one step from the best that has not been measured."""
+        if len(self.measured) >= MAX_TRIED:
+            return None
+        return next((way for way in self._neighbours() if way not in self.measured), None)
+
+    @property
+    def _seconds(self) -> float:
+        return self.length * self.measured.get(self.best, 0.0)
+
+    def _neighbours(self) -> Iterator[Way]:
+        best, facts = self.best, self.facts
+        if self.chunk_size is not None:
+            pass
+        elif best.chunk_size is not None and self._seconds < LONG_SECONDS:
+            yield replace(best, chunk_size=None)
+        elif best.chunk_size is None and self._seconds > 2 * LONG_SECONDS:
+            yield replace(best, chunk_size=math.ceil(self.length * CHUNK_SECONDS / self._seconds))
+        if facts.input_bytes and not facts.ordered:
+            chunk = min(self.length, self.chunk_size or best.chunk_size or self.length)
+            everything = math.ceil(chunk / self._parts(best.strategy))
+            if best.width is not None:
+                yield replace(best, width=4 * best.width if 4 * best.width < everything else None)
+            narrower = min(everything // 4, MAX_WIDTH) if best.width is None else best.width // 4
+            if narrower:
+                yield replace(best, width=narrower)
+        if may_interleave(best.strategy, self._parts(best.strategy), self.resources) and facts.has_while:
+            yield replace(best, interleaved=not best.interleaved)
+        if not facts.has_loop and best.strategy in ("shard_map", "thread"):
+            yield replace(best, strategy="vmap", interleaved=False)
+        elif best.strategy == "vmap" and self._others():
+            yield replace(best, strategy=self._others())
+
+    def _others(self) -> str:
+        """The strategy that uses all there is; "" where there is one device and one core."""
+        if self.resources.devices > 1:
+            return "shard_map"
+        return "thread" if self.resources.cores > 1 and self.resources.platform == "cpu" else ""
+
+    def _parts(self, strategy: str) -> int:
+        return {"shard_map": self.resources.devices, "thread": self.resources.cores}.get(strategy, 1)
+
+
+# -------------------------------------------------------------------- remembered, in memory and in a file
+
+_tunings: OrderedDict[Hashable, Tuning] = OrderedDict()
+
+
+def tuning_of(
+    item: ItemProgram, length: int, devices: Sequence[Any], resources: Resources, first: Way, chunk_size: int | None
+) -> Tuning:
+    """The tuning of a map: from this process, or begun with what the file says, or with `first`.
+
+    It is told by the program, the sizes, the devices and the versions. `chunk_size` is the user's wish.
+    """
+    import jax
+
+    identity = [
+        # the jaxpr may hold addresses of Python objects
+        re.sub(r"0x[0-9a-f]+", "", str(item.closed)),
+        str([(a.shape, str(a.dtype)) for a in (*item.mapped, *item.shared)]),
+        str(length.bit_length()),  # lengths within a factor of two share their choice
+        str(chunk_size),
+        f"{len(devices)} {devices[0].platform} {devices[0].device_kind}, {resources.cores} cores, {resources.wanted}",
+        f"jax {jax.__version__}",
+    ]
+    key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
+    tuning = _tunings.get((key, length))
+    if tuning is None:
+        measured = _measured(_read().get(key))
+        best = min(measured, key=lambda way: measured[way], default=first)
+        tuning = Tuning(key, item.facts, length, resources, best, measured, chunk_size)
+        _tunings[key, length] = tuning
+        while len(_tunings) > MAX_KEPT:
+            _tunings.popitem(last=False)
+    _tunings.move_to_end((key, length))
+    return tuning
+
+
+def remember(tuning: Tuning) -> None:
+    """Write what was measured to the file, for other kernels; silently not, where it cannot be written."""
+    entry = {
+        "ways": [{**asdict(way), "seconds_per_item": each} for way, each in tuning.measured.items()],
+        "length": tuning.length,
+        "saved": int(time.time()),
+    }
+    with contextlib.suppress(OSError):
+        choices = _read()
+        choices.pop(tuning.key, None)
+        choices[tuning.key] = entry
+        newest = dict(sorted(choices.items(), key=lambda c: c[1].get("saved", 0))[-MAX_KEPT:])
+        path = choices_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # beside its place and renamed: another kernel reads the old file or the new one
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump({"format": _FORMAT, "choices": newest}, file, indent=1)
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+
+
+def forget_tunings() -> None:
+    """Drop what this process knows (the file stays)."""
+    _tunings.clear()
+
+
+def choices_file() -> Path:
+    """Where learnt choices are kept: safe to delete. The folder is $JAXPAR_CACHE_DIR, or the user's cache folder."""
+    folder = os.environ.get("JAXPAR_CACHE_DIR")
+    if folder:
+        return Path(folder) / "choices.json"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jaxpar_magic" / "choices.json"
+
+
+def _read() -> dict[str, Any]:
+    try:
+        found = json.loads(choices_file().read_text())
+        if found["format"] != _FORMAT:
+            return {}
+        return {k: v for k, v in found["choices"].items() if isinstance(v, dict)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, unreadable or damaged: start anew
+        return {}
+
+
+def _measured(entry: Any) -> dict[Way, float]:
+    """The ways of an entry with their seconds per item; what is not as it should be is left out."""
+    found: dict[Way, float] = {}
+    for saved in entry.get("ways", ()) if isinstance(entry, dict) else ():
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            values = dict(saved)
+            seconds = float(values.pop("seconds_per_item"))
+            way = Way(**values)
+            whole = all(n is None or (isinstance(n, int) and n > 0) for n in (way.width, way.chunk_size))
+            if whole and seconds > 0 and way.strategy in ("vmap", "map", "shard_map", "thread"):
+                found[way] = seconds
+    return found
+
+
+def way_text(way: Way) -> str:
+    """``shard_map in batches of 512, items dealt out``."""
+    text = way.strategy
+    if way.width is not None:
+        text += f" in batches of {way.width:,}" if way.width > 1 else " one at a time"
+    elif way.strategy != "vmap":
+        text += " all together"
+    if way.interleaved:
+        text += ", items dealt out"
+    if way.chunk_size is not None:
+        text += f", chunks of {way.chunk_size:,}"
+    return text
