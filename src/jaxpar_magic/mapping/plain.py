@@ -184,9 +184,10 @@ class _Results:
                 self._kept.update(indices)
         self._write()
 
-    def _write(self, *, every: int = ItemWriter.EVERY) -> None:
+    def _write(self, *, all_of_them: bool = False) -> None:
         """Write results to the file where there are enough new ones; they leave the memory."""
-        if self.writer is None or len(self.values) - len(self._written) < every:
+        new = len(self.values) - len(self._written)
+        if self.writer is None or (new < ItemWriter.EVERY and not all_of_them):
             return
         try:
             for indices in _runs(set(self.values) - self._written):
@@ -201,7 +202,7 @@ class _Results:
         """All results, stacked where they agree; or the file of them."""
         if self.writer is None:
             return stack_results([self.values[i] for i in sorted(self.values)], self.options.out_axes)
-        self._write(every=0)
+        self._write(all_of_them=True)
         return self.writer.finish()
 
     def keep_after(self, error: BaseException) -> None:

@@ -35,6 +35,7 @@ from .prepare import Prepared, Timer, prepare
 from .result import ItemReport, MapResult
 from .sinks import FileResult
 from .sources import LazyArray
+from .strategies.base import Layout
 from .traced import ChunkedRun, item_report, traced_report, unit_of, while_tracing
 from .tracing import NotTraceable
 
@@ -314,6 +315,14 @@ class StreamRun(ChunkedRun):
             return self.collector.finish()
         leaves = jax.block_until_ready(self.collector.leaves())
         return assemble(leaves, item.out_tree, item.outputs, self.options.out_axes)
+
+    def _dispatch(self, begin: int, end: int) -> Any:
+        __tracebackhide__ = True
+        if not self.plan.pads and end - begin < self.plan.chunk_size:
+            layout = Layout(end - begin, self.prepared.devices[:1], 1, self.plan.width)
+            tail = strategies.get("map").prepare(self.prepared.item, layout)
+            self.prepared = replace(self.prepared, tail=tail, plan=replace(self.plan, length=end))
+        return super()._dispatch(begin, end)
 
     def _collect(self, begin: int, end: int, arrays: Any) -> None:
         __tracebackhide__ = True
