@@ -5,13 +5,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+BENCH_ARGS ?= --memory --readme
 RUN_TESTS := $(BIN)/python -m pytest -n 2 --dist worksteal
 SOURCES := $(shell find src -name '*.py' -o -name '*.md')
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-all lint format types browser versions wheel wheel-check docs clean
+.PHONY: help demo lab test test-slow test-all lint format types browser versions wheel wheel-check docs bench clean
 
 help:
 	@echo "make demo         run demo.ipynb; leaves the executed notebook and a page in build/"
@@ -23,6 +24,8 @@ help:
 	@echo "make versions     the quick tests on the oldest, a middle and the newest JAX, Python and IPython"
 	@echo "make wheel        wheel and sdist in dist/     make wheel-check   the same, tried in an empty environment"
 	@echo "make docs         the error index as pages with search, in build/docs"
+	@echo "make bench        measure, a quarter of an hour; table and chart into README.md"
+	@echo "                  (BENCH_ARGS='tiny --rounds 3' runs a part, BENCH_ARGS=--help tells all)"
 	@echo "make clean        remove all that these targets made"
 	@echo "PYTHON=python3.12 chooses the Python that .venv is made with (3.11 or newer)"
 
@@ -69,9 +72,13 @@ wheel-check: dist/.built
 docs: $(VENV)/.test
 	$(BIN)/python tools/docs.py build/docs
 
+# On a machine that does nothing else. Numbers go to build/bench, too.
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
 clean:
 	rm -rf $(VENV) .venvs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests tools -name __pycache__ -prune -exec rm -rf {} +
+	find src tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 build/demo.html: build/demo.ipynb
 	@$(BIN)/jupyter nbconvert --log-level ERROR --to html --output-dir build build/demo.ipynb
