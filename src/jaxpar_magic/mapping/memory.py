@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, OptionError
-from ..machine import free_memory, size_text
+from ..machine import free_memory, resident_memory, size_text, trim_memory
 
 if TYPE_CHECKING:
     from .tracing import ItemFacts
@@ -129,6 +129,21 @@ def choose_chunk(
     return min(even, fitting), (
         f"{chunks} chunks: all at once would need about {size_text(needed)} of the {size_text(bound)} it may hold"
     )
+
+
+class Trimmer:
+    """Gives memory back to the system where what has been freed, and is kept for later, would exceed the bound.
+
+    The C library keeps freed blocks of up to 32 MB; with many chunks these alone can be several times the bound.
+    """
+
+    def __init__(self, bound: int):
+        self._limit = resident_memory() + int(MARGIN * bound)
+
+    def after_chunk(self) -> None:
+        """To be called when a chunk has been collected."""
+        if resident_memory() > self._limit:
+            trim_memory()
 
 
 class Fitting:

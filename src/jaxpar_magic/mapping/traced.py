@@ -20,6 +20,7 @@ from . import strategies
 from .checkpoint import Finished, identify, keep, kept_note, worth_keeping
 from .collect import Collector, assemble
 from .inputs import Batch, Leaf, check_range, check_widths
+from .memory import Trimmer, memory_bound
 from .monitor import Monitor
 from .options import MapOptions
 from .prepare import Prepared, Timer, in_way, prepare
@@ -103,6 +104,7 @@ class ChunkedRun:
         self.reads = any(isinstance(leaf.array, LazyArray) for leaf in self.mapped)
         self.running: Running | None = None
         self.collector = self._make_collector()
+        self.trimmer = Trimmer(memory_bound(options.memory)) if prepared.plan.chunks > 1 or self.reads else None
         self.failures: list[tuple[int, BaseException]] = []
         self.finished = prepared.finished
         self.resumed = 0
@@ -263,6 +265,8 @@ class ChunkedRun:
         now = time.perf_counter()
         self.chunk_seconds.append(now - self._last_collected)
         self._last_collected = now
+        if self.trimmer is not None:
+            self.trimmer.after_chunk()
         self.monitor.advance(end - begin, begin // self.plan.chunk_size + 1)
 
     def _wait(self, arrays: list) -> None:
