@@ -30,18 +30,26 @@ GOOD = [
     ("devices", 2, 2),
     ("devices", "3", 3),
     ("devices", "all", None),
+    ("memory", "1.5GiB", "1.5GiB"),
+    ("memory", "50%", "50%"),
+    ("memory", 4096, 4096),
+    ("memory", "None", None),
     ("explanations", "off", "off"),
     ("progress_delay", 0, 0.0),
     ("progress_delay", "0.5", 0.5),
     ("progress_delay", "inf", math.inf),
     ("progress_delay", 1e300, math.inf),
 ]
+DEFAULTS = {"strategy": "auto", "devices": None, "memory": None, "explanations": "auto", "progress_delay": 2.0}
 BAD = [
     ("strategy", "vmpa", "not one of auto, vmap, .*Did you mean 'vmap'"),
     ("strategy", ["vmap"], "not one of"),
     ("devices", "0", "whole number from 1 on"),
     ("devices", 1.5, "whole number"),
     ("devices", True, "whole number"),
+    ("memory", "2 apples", "needs bytes, such as 2GB"),
+    ("memory", "0", "needs bytes"),
+    ("memory", True, "needs bytes"),
     ("explanations", "ful", "not one of auto, brief, full, off. Did you mean 'full'"),
     ("progress_delay", "-1", "seconds, a number from 0 on"),
     ("progress_delay", "soon", "seconds"),
@@ -66,7 +74,7 @@ def test_values_that_cannot_be_used(loaded, capsys, name, value, why):
     assert said.count("\n") == 1
     assert said.startswith(f"jaxpar_magic: c.JaxparMagics.{name} = {value!r} is ignored: ")
     default = getattr(settings, name)
-    assert default == {"strategy": "auto", "devices": None, "explanations": "auto", "progress_delay": 2.0}[name]
+    assert default == DEFAULTS[name]
     with pytest.raises(OptionError, match=f"JaxparMagics.{name} = .*{why}") as caught:
         setattr(settings, name, value)
     assert "\n" not in str(caught.value)
@@ -76,7 +84,7 @@ def test_values_that_cannot_be_used(loaded, capsys, name, value, why):
 @pytest.mark.parametrize(("name", "value", "kept"), [case for case in GOOD if isinstance(case[1], str)])
 def test_environment_variables(loaded, monkeypatch, name, value, kept):
     monkeypatch.setenv(f"JAXPAR_{name.upper()}", value)
-    other = {"strategy": "serial", "devices": 1, "explanations": "full", "progress_delay": 9}[name]
+    other = {"strategy": "serial", "devices": 1, "memory": "1GB", "explanations": "full", "progress_delay": 9}[name]
     assert getattr(loaded(**{name: other}), name) == kept  # goes before the file
 
 
@@ -86,7 +94,7 @@ def test_bad_environment_variables(loaded, monkeypatch, capsys, name, value, why
     settings = loaded()
     said = capsys.readouterr().err
     assert said.startswith(f"jaxpar_magic: JAXPAR_{name.upper()}={value} is ignored: ") and said.count("\n") == 1
-    assert getattr(settings, name) == JaxparMagics.class_traits()[name].default_value
+    assert getattr(settings, name) == DEFAULTS[name]
 
 
 def test_blank_variables_are_none(loaded, monkeypatch, capsys):
@@ -123,6 +131,10 @@ def test_what_they_do_in_a_kernel():
         "%parmap (lambda x: x) xs -o ys -s thread -d 1",
         "%config JaxparMagics.strategy = 'shard_map'",
         "%parmap (lambda x: x) xs -o ys",
+        "%config JaxparMagics.memory = '10B'",
+        "%parmap (lambda x: x) xs -q",
+        "%parmap (lambda x: x) xs -q --noresult --memory 1GB",
+        "%parmap (lambda x: x) xs -q --noresult -s serial",
         fail,
         fail + "  # again",
         "%config JaxparMagics.explanations = 'brief'",
@@ -137,9 +149,11 @@ def test_what_they_do_in_a_kernel():
     assert not cell_errors(shown[0])
     starts = [cell_text(shown[i]).split(",")[0] for i in (1, 2, 4)]
     assert starts == ["parmap: map on 1 device", "parmap: thread on 1 thread", "parmap: shard_map on 1 device"]
-    full = ["At that line" in cell_text(shown[i]) for i in (5, 6, 8)]
+    assert "memory" in cell_text(shown[6]) and cell_errors(shown[6])
+    assert shown[7].outputs == shown[8].outputs == []
+    full = ["At that line" in cell_text(shown[i]) for i in (9, 10, 12)]
     assert full == [False, True, False]
-    assert "JPX0104" in cell_text(shown[5])
-    mistake = cell_text(shown[9]).strip()
+    assert "JPX0104" in cell_text(shown[9])
+    mistake = cell_text(shown[13]).strip()
     assert "Did you mean 'full'?" in mistake and "\n" not in mistake and "Traceback" not in mistake
-    assert [o.output_type for o in shown[11].outputs] == ["error"]
+    assert [o.output_type for o in shown[15].outputs] == ["error"]

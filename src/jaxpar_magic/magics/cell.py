@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import dis
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -56,6 +58,14 @@ class CellBody:
         """The value of the body's last statement if that is a bare expression."""
         last = self.tree.body[-1] if self.tree.body else None
         return last.value if isinstance(last, ast.Expr) else None
+
+    def ends_with_semicolon(self) -> bool:
+        """Whether `;` stands behind the last line: then the value is not to be shown."""
+        try:
+            tokens = [t for t in tokenize.generate_tokens(io.StringIO(self.source).readline) if t.string.strip()]
+        except (tokenize.TokenError, SyntaxError):  # magics in the body
+            return self.source.rstrip().endswith(";")
+        return next((t.string == ";" for t in reversed(tokens) if t.type != tokenize.COMMENT), False)
 
     def has_top_level_await(self) -> bool:
         """Whether the body awaits outside any function: no cell magic can run that."""

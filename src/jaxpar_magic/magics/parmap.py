@@ -15,20 +15,10 @@ from IPython.display import display
 
 from ..errors import did_you_mean
 from ..mapping.choices import CHECK, ON_ERROR, REMAINDER, SHOW, STRATEGIES
+from ..mapping.strategies import PYTHON
 from .cell import CellBody, parse_cell, run_body, use_of_value
 from .options import OptionParser, usage_error
 from .settings import JaxparMagics
-
-try:
-    from IPython.core.magic import output_can_be_silenced
-
-    _SILENCES = True
-except ImportError:  # IPython < 8.3 shows a magic's value whatever stands behind it
-    _SILENCES = False
-
-    def output_can_be_silenced(magic_func: Any) -> Any:  # type: ignore[misc]
-        return magic_func
-
 
 _DESCRIPTION = """\
 Map a function over inputs on all cores, devices or worker processes.
@@ -114,7 +104,6 @@ class ParmapMagics(Magics):
     shell: Any
     settings: JaxparMagics
 
-    @output_can_be_silenced
     @no_var_expand
     @line_cell_magic
     def parmap(self, line: str, cell: str | None = None) -> Any:
@@ -123,7 +112,6 @@ class ParmapMagics(Magics):
         if read is None:
             return None
         args, tokens = read
-        args.noresult |= not _SILENCES and (line if cell is None else cell).rstrip().endswith(";")
         options = self._options(args)
         function, tokens, body = self._function(tokens, cell)
         inputs, named, texts = self._inputs(tokens, args.input_file is not None)
@@ -131,8 +119,11 @@ class ParmapMagics(Magics):
             function = self._cell_function(body, inputs, named, texts, args.key is not None)
         elif texts is not None:
             texts.function = self._function_text
+        # IPython's own way would take the value of `y = %parmap f xs;` too, and see no `;` behind an indented line.
+        silenced = line.rstrip().endswith(";") or (body is not None and body.ends_with_semicolon())
         assigned = cell is None and use_of_value() == "used"
-        return self._run(function, inputs, named, options, args, texts, assigned=assigned)
+        value = self._run(function, inputs, named, options, args, texts)
+        return value if assigned or not (args.out or silenced) else None
 
     # ---------------------------------------------------------------- reading the line
 
@@ -152,6 +143,8 @@ class ParmapMagics(Magics):
             "input_file": args.input_file,
             "out_file": args.out_file,
         }
+        if args.memory is None and options["strategy"] not in PYTHON:
+            options["memory"] = self.settings.memory
         if args.devices == "all":
             options["devices"] = args.devices = None
         for name in ("devices", "batch_size", "chunk_size"):
@@ -291,7 +284,7 @@ class ParmapMagics(Magics):
 
     # ---------------------------------------------------------------- running and showing
 
-    def _run(self, function, inputs, named, options, args, texts, *, assigned: bool) -> Any:
+    def _run(self, function, inputs, named, options, args, texts) -> Any:
         __tracebackhide__ = True
         from ..mapping import api
         from ..mapping.compare import Comparison
@@ -318,8 +311,6 @@ class ParmapMagics(Magics):
             if isinstance(done, Comparison) and not args.quiet:
                 display(done)
             self.shell.user_ns[args.out] = done.value
-            if not assigned:
-                return None
         if args.noresult:
             return None
         return done.value if isinstance(done, MapResult) else done

@@ -70,6 +70,18 @@ def _seconds(value: Any) -> float:
     return number if number < _YEAR else math.inf
 
 
+def _memory(value: Any) -> Any:
+    if value in (None, "None"):
+        return None
+    from ..mapping.memory import parse_memory
+
+    try:
+        parse_memory(value)
+    except OptionError as error:
+        raise ValueError(error.problem.partition(": ")[2]) from None
+    return value
+
+
 class JaxparMagics(Configurable):
     """Defaults of %parmap and %jaxexplain.
 
@@ -79,6 +91,7 @@ class JaxparMagics(Configurable):
 
     strategy = Setting(_one_of(STRATEGIES), "auto", f"The strategy without -s: {', '.join(STRATEGIES)}.")
     devices = Setting(_devices, None, "How many devices, threads or workers without -d; None is all.")
+    memory = Setting(_memory, None, "Bound on what a map holds without --memory: '2GB', '50%'; None is 80 %.")
     explanations = Setting(
         _one_of(EXPLANATIONS),
         "auto",
