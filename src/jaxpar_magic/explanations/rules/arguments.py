@@ -196,7 +196,7 @@ def _replaced(failure: Failure, call: Call, old: str, new: str) -> str:
 def more_items_than_there_are(failure: Failure) -> Finding | None:
     match = failure.search(
         r"k argument to (top_k|approx_max_k) must be no larger than (?:size along axis|minor dimension); "
-        r"got k=(\d+) with shape=[\[(]([\d, ]+)[\])](?: and axis=(-?\d+))?"
+        r"(?:got k=)?(\d+) (?:with shape=|vs )[\[(]([\d, ]+)[\])](?: and axis=(-?\d+))?"
     )
     call = called_with(failure, "top_k", "approx_max_k", "partition", "argpartition")
     if match is not None:
@@ -233,7 +233,8 @@ def text_where_a_number_is_needed(failure: Failure) -> Finding | None:
     call = called_with(failure, "arange", "linspace", "zeros", "ones", "full", "empty", "eye", "identity", "logspace",
                        "tile", "repeat", "normal", "uniform", "truncated_normal", "split", "one_hot")  # fmt: skip
     if call is None or failure.from_jax is False or not failure.search(
-        r"data type '' not understood|can only concatenate str|'str' object cannot be interpreted as an integer|"
+        r"data type '' not understood|^Cannot determine dtype of |can only concatenate str|"
+        r"'str' object cannot be interpreted as an integer|"
         r"requires ndarray or scalar arguments, got <class 'str'>|integer type, got \(?'|integer type, got \d|"
         r"unsupported operand type\(s\) for [-+*/]: '(?:int|float|str)' and '(?:str|int|float)'"
         r"|did not contain a loop with signature matching types|could not convert string"

@@ -237,7 +237,7 @@ def side_effect_not_supported_here(failure: Failure) -> Finding | None:
     if failure.search(r"ordered effects are not supported for\s+more than 1 device"):
         return _ordered_on_devices(failure)
     match = failure.search(
-        r"(?:^|\b)(?:Effects|Ordered IO effects|Unordered IO effects|IO effect|State effect) not supported in "
+        r"(?:^|\b)(?:Effects|(?:Ordered |Unordered )?(?:IO )?effects|IO effect|State effect) not supported in "
         r"(?:partial-eval of )?`?([\w./`-]+?)`?(?:\s(with batched predicate))?(?:[:.]|\s|$)"
     ) or failure.search(
         r"remat optimization for (custom_vjp) does not support forward functions with these side effects"

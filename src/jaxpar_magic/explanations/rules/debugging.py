@@ -205,16 +205,28 @@ def checkify_of_a_batched_loop(failure: Failure) -> Finding | None:
     call = failure.call("checkify")
     mapped = re.fullmatch(r"((?:jax\.)?vmap)\((.+?)((?:, \w+=.+)?)\)", call.args[0]) if call and call.args else None
     code = "checked = jax.vmap(checkify.checkify(function))\nerrors, results = checked(inputs)\nerrors.throw()"
+    one_by_one = "checked = checkify.checkify(lambda xs: jax.lax.map(function, xs))"
     if call is not None and mapped is not None:
         vmap, function, rest = mapped.groups()
         keywords = "".join(f", {k}={v}" for k, v in call.keywords.items())
         new = f"{vmap}({call.function}({function}{keywords}){rest})"
         code = failure.rewrite(call.source, new) or new
+        mapped_in_turn = f"{call.function}(lambda xs: jax.lax.map({function}, xs){keywords})"
+        one_by_one = failure.rewrite(call.source, mapped_in_turn) or mapped_in_turn
+    fixes = [
+        Fix("Put vmap outside: map the checked function", code),
+        Fix("Or let lax.map take one item after the other, in place of vmap", one_by_one),
+    ]
+    if (0, 7) <= (failure.jax_version or (0, 10)) < (0, 11):
+        fixes = [  # JAX 0.8 to 0.10 cannot map a checked loop
+            Fix("Let lax.map take one item after the other, in place of vmap", one_by_one),
+            Fix("Or put vmap outside (not on JAX 0.8 to 0.10): map the checked function", code, kind="sketch"),
+        ]
     return Finding(
         what="checkify got a function that vmap has mapped, and in it is a while loop whose condition differs between "
         "the items.",
         why="A mapped while loop runs until the last item is done, and checkify cannot tell which checks count then. "
         "It can check each item's loop, and vmap can map that.",
-        fixes=[Fix("Put vmap outside: map the checked function", code)],
+        fixes=fixes,
         facts={},
     )

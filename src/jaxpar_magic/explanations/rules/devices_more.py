@@ -234,6 +234,7 @@ def unknown_precision(failure: Failure) -> Finding | None:
         "invalid truth value",
         "for JAX flag",
         "new bool config value",
+        "JitState",
     ),
 )
 def bad_config_value(failure: Failure) -> Finding | None:
@@ -246,7 +247,15 @@ def bad_config_value(failure: Failure) -> Finding | None:
     flag = failure.search(r"Invalid value \"(.*?)\" for JAX flag (\w+)")
     call = failure.call("update")
     name = call.args[0] if call is not None and call.args else None
-    if kind is not None:
+    given = failure.search(r"incompatible function arguments\..*bool \| None.*JitState, (\w+)", re.S)
+    if given is not None and kind is None and call is not None and len(call.args) > 1:
+        value = call.args[1]
+        truth = "False" if value.strip("'\"").lower() in ("0", "false", "no", "off", "none", "") else "True"
+        what = f"The setting {name} got {value} ({given.group(1)}), and must be True or False."
+        new = f"{call.function}({name}, {truth})"
+        fixes = [Fix("Give it True or False", failure.rewrite(call.source, new) or new)]
+        facts = {"option": name, "value": value}
+    elif kind is not None:
         want = kind.group(2) if kind.group(1) == "enum" else f"of type {kind.group(2) or kind.group(1)}"
         of = f" ({kind.group(4)})" if kind.group(4) else ""
         what = f"The setting {name or 'of jax.config'} got {kind.group(3)}{of}, and must be {want}."

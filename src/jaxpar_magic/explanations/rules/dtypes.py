@@ -294,6 +294,25 @@ def lax_needs_equal_dtypes(failure: Failure) -> Finding | None:
 _KIND_OF = {"floating": "float", "complexfloating": "complex", "integer": "integer", "bool": "bool", "inexact": "float"}
 
 
+@rule("JPX0906", "operation-does-not-take-dtype", types=("ValueError",), clues=("valued inputs supported for rfft",))
+def rfft_of_complex(failure: Failure) -> Finding | None:
+    if not failure.search(r"^only real valued inputs supported for rfft"):
+        return None
+    call = failure.call("rfft", "rfft2", "rfftn", "ihfft")
+    x = call.args[0] if call is not None and call.args else "x"
+    fixes = []
+    if call is not None and call.name.startswith("rfft"):
+        new = call.source.replace(call.function, call.function.replace("rfft", "fft"), 1)
+        fixes.append(Fix("Use the transform of complex values", failure.rewrite(call.source, new) or new))
+    fixes.append(Fix("Or transform the real part only", f"jnp.fft.rfft(jnp.real({x}))"))
+    return Finding(
+        what=f"rfft takes real values, and `{x}` is complex.",
+        why="rfft leaves out the half of the result that follows from the other half if the input is real.",
+        fixes=fixes,
+        facts={"argument": x},
+    )
+
+
 @rule("JPX0906", "operation-does-not-take-dtype", types=("TypeError",), clues=("does not accept dtype",))
 def operation_does_not_take_dtype(failure: Failure) -> Finding | None:
     match = failure.search(
@@ -398,4 +417,21 @@ def array_as_dtype(failure: Failure) -> Finding | None:
         why="A dtype is a type such as 'float32'; an array has one, as x.dtype.",
         fixes=[Fix("Give the array's dtype", code or "jax.numpy.zeros(3, dtype=x.dtype)")],
         facts={"given": given},
+    )
+
+
+@rule("JPX0906", "operation-does-not-take-dtype", types=("TypeError",), clues=("cannot be raised to negative powers",))
+def integer_to_a_negative_power(failure: Failure) -> Finding | None:
+    match = failure.search(r"^Integers cannot be raised to negative powers, got integer_pow\((\w+)\[[^\]]*\], (-\d+)\)")
+    if match is None:
+        return None
+    pair = operands(failure, "**")
+    x = enclosed(pair[0]) if pair is not None else "x"
+    new = f"{x}.astype(float) ** {match.group(2)}"
+    code = failure.rewrite(f"{pair[0]} ** {pair[2]}", new) if pair is not None else None
+    return Finding(
+        what=f"{x} holds integers ({match.group(1)}), and is to be raised to the power {match.group(2)}.",
+        why="The result would be a fraction, and JAX does not change the type here: make floats of the integers.",
+        fixes=[Fix("Calculate with floats", code or new)],
+        facts={"dtype": match.group(1), "power": int(match.group(2))},
     )

@@ -630,12 +630,17 @@ def carry_grows_in_a_loop(failure: Failure) -> Finding | None:
     "JPX0876",
     "shape-of-other-than-whole-numbers",
     types=("TypeError",),
-    clues=("Shapes must be 1D sequences of concrete values", "must have every element be nonnegative"),
+    clues=(
+        "Shapes must be 1D sequences of concrete values",
+        "must have every element be nonnegative",
+        "expected a sequence of integers or a single integer, got 'Array(",
+    ),
 )
 def shape_of_other_than_whole_numbers(failure: Failure) -> Finding | None:
     match = failure.search(
         r"Shapes must be 1D sequences of concrete values of integer type, got (\([^\n]*\)|[-\w.]+?)\.?$", re.M
     )
+    match = match or failure.search(r"expected a sequence of integers or a single integer, got '(Array\([^\n]*\))'")
     negative = failure.search(r"shape must have every element be nonnegative, got (\([\d, -]*\))")
     if match is not None and re.search(_TRACER, match.group(1)):
         return None
@@ -653,7 +658,8 @@ def shape_of_other_than_whole_numbers(failure: Failure) -> Finding | None:
     divided = bool(size and re.search(r"[A-Za-z_/]", size))  # a plain 1.5 is a mistake that int() would hide
     if found is not None and size and divided and match is not None and "." in match.group(1):
         call = found[0]
-        parts = size.strip("()").split(",") if "," in size else [size.strip("()")]
+        bare = size[1:-1] if re.fullmatch(r"\([^()]*(?:\([^()]*\)[^()]*)*\)", size) else size
+        parts = bare.split(",") if "," in bare else [bare]
         whole = [
             f"int({p.strip()})" if p.strip() and not p.strip().lstrip("-").isdigit() else p.strip()
             for p in parts

@@ -412,6 +412,53 @@ def none_in_array_code(failure: Failure) -> Finding | None:
     )
 
 
+def _slice_argument(failure: Failure, problem: _Problem) -> Finding:
+    source = _argument(failure, problem)
+    calls = failure.applied("jit")
+    code = "jax.jit(lambda x: x[start:stop])(x)"
+    if calls is not None and calls[1].args and source is not None and source in calls[0].args:
+        outer, inner = calls
+        names = [f"v{n}" for n in range(len(outer.args))]
+        inside = ", ".join(source if a == source else n for a, n in zip(outer.args, names))
+        outside = ", ".join(n for a, n in zip(outer.args, names) if a != source)
+        rest = ", ".join(a for a in outer.args if a != source)
+        code = f"jax.jit(lambda {outside}: ({inner.args[0]})({inside}))({rest})"
+    return Finding(
+        what=f"{problem.function or 'The function'} got a slice as its argument {problem.path or ''}".rstrip()
+        + ", which is no array.",
+        why="The bounds of a slice say how long the result is, so they must be known when JAX compiles the function.",
+        fixes=[Fix("Let the function see the slice from its surroundings", code)],
+        facts={"type": "slice", "argument": source},
+    )
+
+
+def _number_of_another_kind(failure: Failure, problem: _Problem) -> Finding:
+    source = _argument(failure, problem) or _passed_for(failure, problem) or problem.path or "x"
+    call = failure.outer_call
+    code = f"float({source})"
+    if call is not None and source in call.args:
+        arguments = ", ".join(code if a == source else a for a in call.args)
+        code = failure.rewrite(call.source, f"{call.function}({arguments})") or code
+    return Finding(
+        what=f"`{source}` is a {problem.name}, and JAX computes with floats and integers of fixed size only.",
+        why=f"A {problem.name} is exact, with as many digits as it needs; XLA has no such numbers.",
+        fixes=[Fix("Make a float of it", code)],
+        facts={"type": problem.kind, "argument": source},
+    )
+
+
+def _passed_for(failure: Failure, problem: _Problem) -> str | None:
+    """What the user's call passed for the parameter that JAX names."""
+    for transform in ("jit", "vmap", "grad"):
+        calls = failure.applied(transform)
+        parameters = re.match(r"lambda ([\w, ]*):", calls[1].args[0]) if calls is not None and calls[1].args else None
+        names = parameters.group(1).split(", ") if parameters is not None else []
+        position = names.index(problem.path) if problem.path and problem.path in names else None
+        if calls is not None and position is not None and position < len(calls[0].args):
+            return calls[0].args[position]
+    return None
+
+
 def _where_of_two(failure: Failure, call: Call) -> Finding:
     new = f"{call.source[:-1]}, 0)"
     return Finding(
@@ -430,8 +477,12 @@ def class_that_jax_does_not_know(failure: Failure) -> Finding | None:
         return None
     if problem.kind.partition(".")[0] in _OTHERS or problem.kind.startswith(("numpy.", "jax.", "jaxlib.", "datetime.")):
         return None
-    if problem.kind in ("int", "float", "complex", "bool", "object", "slice", "ellipsis"):
+    if problem.kind == "slice":
+        return _slice_argument(failure, problem)
+    if problem.kind in ("int", "float", "complex", "bool", "object", "ellipsis"):
         return None
+    if problem.name in ("Fraction", "Decimal", "mpf", "mpfr"):
+        return _number_of_another_kind(failure, problem)
     if problem.path == "self":
         return _method(failure, problem)
     name = problem.name
@@ -654,6 +705,75 @@ def _drawn_from_a_list(failure: Failure, call: Call, kind: str) -> Finding:
     )
 
 
+@rule("JPX0956", "iterable-is-no-array", types=("ValueError",), clues=("Need at least one array to",), priority=10)
+def iterator_to_join(failure: Failure) -> Finding | None:
+    call = next((c for c in _calls_at_line(failure) if c.name in ("concatenate", "stack", "hstack", "vstack")), None)
+    held = failure.variable(call.args[0]) if call is not None and call.args else None
+    if call is None or not call.args or failure.from_jax is False:
+        return None
+    made = re.match(r"(map|zip|filter|reversed)\(", call.args[0])
+    if made is None and (held is None or held.type not in _ITERABLES):
+        return None
+    new = call.source.replace(call.args[0], f"list({call.args[0]})", 1)
+    return Finding(
+        what=f"{call.name} got a {made.group(1) if made else held.type if held else 'generator'} object "
+        f"(`{call.args[0]}`), which is no array and no list of arrays.",
+        why="A generator, map or zip gives its items once, when it is asked; JAX needs a list of them.",
+        fixes=[Fix("Make a list of it", failure.rewrite(call.source, new) or new)],
+        facts={"function": call.name, "argument": call.args[0]},
+    )
+
+
+@rule("JPX0971", "array-in-json", types=("TypeError",), clues=("is not JSON serializable",), anywhere=True)
+def array_in_json(failure: Failure) -> Finding | None:
+    match = failure.search(rf"^Object of type ({ARRAY}|Array|ArrayImpl|DeviceArray) is not JSON serializable")
+    if match is None or "Tracer" in match.group(1):
+        return None
+    call = next((c for c in _calls_at_line(failure) if c.name in ("dumps", "dump")), None)
+    convert = "lambda a: a.tolist()"
+    code = f"json.dumps(data, default={convert})"
+    if call is not None and "default" not in call.keywords:
+        new = call.changed(default=convert)
+        code = failure.rewrite(call.source, new) or new
+    return Finding(
+        what="A JAX array is to be written as JSON, which knows numbers, text, lists and dicts only.",
+        why="tolist() makes Python numbers of an array, or lists of them.",
+        fixes=[
+            Fix("Write arrays as lists of numbers", code),
+            Fix("Or make Python numbers of single values before", "loss = float(loss)"),
+        ],
+        facts={"type": match.group(1)},
+    )
+
+
+@rule("JPX0972", "format-of-a-whole-array", types=("TypeError",), clues=("unsupported format string passed to",))
+def format_of_a_whole_array(failure: Failure) -> Finding | None:
+    match = failure.search(
+        r"unsupported format string passed to (numpy\.ndarray|ArrayImpl|[\w.]*\.ArrayImpl)\.__format__"
+    )
+    if match is None or not jax_at_line(failure):
+        return None
+    text = (failure.user.source or "") if failure.user is not None else ""
+    field_ = re.search(r"\{([^{}:]+):([^{}]*)\}", text)
+    x, spec = field_.groups() if field_ is not None else ("x", ".2f")
+    held = failure.variable(x)
+    one = f"{enclosed(x)}.item()"
+    fixes = []
+    if held is None or held.shape is None or set(held.shape) <= {1}:
+        fixes.append(Fix("If it has one item: format that", f'f"{{{one}:{spec}}}"'))
+    fixes.append(Fix("Format each item", f'[f"{{v:{spec}}}" for v in {enclosed(x)}.ravel().tolist()]'))
+    digits = re.search(r"\.(\d+)", spec)
+    fixes.append(
+        Fix("Or round the array, and print it whole", f"print(jnp.round({x}, {digits.group(1) if digits else 2}))")
+    )
+    return Finding(
+        what=f"`{x}` is an array with axes, and the format {spec!r} is for one number.",
+        why="A format such as .2f is for a single number; an array of shape () counts as one.",
+        fixes=fixes,
+        facts={"array": x, "format": spec},
+    )
+
+
 @rule("JPX0960", "array-of-another-library", types=_TYPES, clues=_CLUES)
 def array_of_another_library(failure: Failure) -> Finding | None:
     problem = _problem(failure)
@@ -700,7 +820,20 @@ def dates_in_an_array(failure: Failure) -> Finding | None:
     )
     if not dates:
         return None
-    source = odd[0].name if odd else _argument(failure, problem) or "dates"
+    source = odd[0].name if odd else _argument(failure, problem) or _passed_for(failure, problem) or "dates"
+    if problem.name in ("datetime", "date", "timedelta", "Timestamp"):
+        number = {"timedelta": "total_seconds()", "date": "toordinal()"}.get(problem.name, "timestamp()")
+        call = failure.outer_call
+        code = f"{enclosed(source)}.{number}"
+        if call is not None and source in call.args:
+            arguments = ", ".join(code if a == source else a for a in call.args)
+            code = failure.rewrite(call.source, f"{call.function}({arguments})") or code
+        return Finding(
+            what=f"`{source}` is a {problem.name}, and JAX has no type for dates and times.",
+            why="JAX arrays hold numbers only.",
+            fixes=[Fix("Pass a number", code)],
+            facts={"argument": source},
+        )
     return Finding(
         what=f"`{source}` holds dates or times, and JAX has no type for them.",
         why="JAX arrays hold numbers only.",
@@ -787,7 +920,8 @@ def array_without_axes_is_no_sequence(failure: Failure) -> Finding | None:
                 fixes=fixes,
                 facts={"argument": drawn.args[1]},
             )
-    if not jax_at_line(failure):
+    statement = failure.user.statement or "" if failure.user is not None else ""
+    if not jax_at_line(failure) and not re.search(r"= *(?:jnp|jax)\.", statement):
         return None
     scalars = [
         v.name
@@ -796,10 +930,15 @@ def array_without_axes_is_no_sequence(failure: Failure) -> Finding | None:
     ]
     text = failure.user.segment or failure.user.statement or "" if failure.user is not None else ""
     used = [n for n in scalars if re.search(rf"(?<![\w.]){n}\b", text)]
+    if not used and re.fullmatch(r"\w+(?:, ?\w+)+", text):  # Python names what it unpacks into
+        text = statement
     call = next(
         (c for c in (failure.user.calls if failure.user is not None else ()) if c.name == "len" and c.args), None
     )
     x = used[0] if len(used) == 1 else call.args[0] if call is not None else "x"
+    loop = re.match(r"for \w[\w, ]* in (.+):$", text.split("\n")[0]) or re.match(r"\w+(?:, ?\w+)+ = (.+)$", text)
+    if x == "x" and not used and loop is not None:
+        x = loop.group(1)
     if match.group(1).startswith("len"):
         return Finding(
             what=f"len() was asked of `{x}`, a JAX array without axes (a single number), which has no length.",

@@ -22,6 +22,10 @@ def leaked_tracer(failure: Failure) -> Finding | None:
     made = failure.search(r"created on line (\S+?):(\d+)(?::\d+)?(?: \(([^)]+)\))?")
     function = traced.group(1).rpartition(".")[2] if traced is not None else None
     transform = traced.group(2) if traced is not None else None
+    if transform is None:  # the message names the kind of tracer only
+        kinds = {"Linearize": "grad", "JVP": "grad", "Batch": "vmap", "Vmap": "vmap"}
+        tracer = failure.search(r"wrapped in an? (\w+?)Tracer")
+        transform = kinds.get(tracer.group(1)) if tracer is not None else None
     line = None
     if made is not None and failure.live:
         line = linecache.getline(made.group(1), int(made.group(2))).strip() or None
@@ -29,7 +33,7 @@ def leaked_tracer(failure: Failure) -> Finding | None:
     if kind is None and traced is None and not failure.search(r"nexpected tracer|leaked|escape"):
         return None
     value = f"A value ({kind.group(1)})" if kind is not None else "A value"
-    while_ = f" while {transform} traced {function}" if function else " while JAX traced a function"
+    while_ = f" while {transform} traced {function}" if function else f" while {transform or 'JAX'} traced a function"
     at = f", in the line `{line}`," if line and len(line) < 100 else f" (line {made.group(2)})," if made else ","
     what = f"{value} that was made{while_}{at} was stored outside of that function and is used after it ended"
     what += f": `{use}` still holds it." if use else "."
@@ -115,6 +119,9 @@ def _used(failure: Failure) -> str | None:
     for variable in failure.variables.values():
         if variable.tracer and variable.name.isidentifier() and re.search(rf"(?<![\w.]){variable.name}\b", text):
             return variable.name
+    for variable in failure.variables.values():
+        if (variable.element or "").endswith("Tracer") and re.search(rf"(?<![\w.]){re.escape(variable.name)}\b", text):
+            return variable.name
     match = re.search(r"(?<![\w.])(?!jnp\b|jax\b|np\b|print\b)([A-Za-z_]\w*(?:\.\w+|\[[^\[\]]*\]))(?!\s*\()", text)
     return match.group(1) if match else None
 
@@ -161,7 +168,7 @@ def _fixes(
             Fix(
                 "Return the value from the function, and store it outside",
                 f"def {name}(x):\n    ...  # as before, without storing {inner}\n    return result, {inner}\n\n"
-                f"result, {short} = jax.jit({name})(x)",
+                f"result, {short} = jax.{transform if transform == 'vmap' else 'jit'}({name})(x)",
             )
         )
     if "cache" in (line or ""):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..context import Failure
+from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import sizes
-from ._lines import called_with, enclosed, shape_of, written_shape
+from ._lines import Shape, called_with, enclosed, shape_of, written_shape
 
 _SQUARE = ("solve", "inv", "cholesky", "eigh", "eigvalsh", "det", "slogdet", "eig", "eigvals", "expm", "logm", "sqrtm")
 
@@ -97,13 +97,20 @@ def matrix_is_not_square(failure: Failure) -> Finding | None:
     "JPX0825",
     "core-sizes-differ",
     types=("ValueError", "TypeError"),
-    clues=("inconsistent size for core dimension", "The arguments to solve must have shapes"),
+    clues=(
+        "inconsistent size for core dimension",
+        "The arguments to solve must have shapes",
+        "Incompatible shapes for arguments to triangular_solve",
+    ),
 )
 def core_sizes_differ(failure: Failure) -> Finding | None:
     match = failure.search(
         r"inconsistent size for core dimension '(\w+)': (\d+) vs (\d+) on vectorized function .*signature='([^']+)'"
     )
-    solve = failure.search(r"The arguments to solve must have shapes .* got a=(\([\d, ]*\)) and b=(\([\d, ]*\))")
+    solve = failure.search(
+        r"(?:The arguments to solve must have shapes .* got a=|Incompatible shapes for arguments to triangular_solve: )"
+        r"(\([\d, ]*\)) and (?:b=)?(\([\d, ]*\))"
+    )
     call = called_with(failure, "solve", "cho_solve", "lu_solve", "solve_triangular", "lstsq")
     if match is None and solve is None:
         return None
@@ -114,7 +121,7 @@ def core_sizes_differ(failure: Failure) -> Finding | None:
         return Finding(
             what=f"The matrix has shape {a} and the right-hand side {b}: their numbers of rows differ.",
             why="A system of n equations needs a matrix of n rows and columns and n right-hand values.",
-            fixes=[Fix("Look at both shapes", "print(jnp.shape(A), jnp.shape(b))")],
+            fixes=_fewer_rows(failure, call, a, b),
             facts={"shapes": (a, b)},
         )
     assert match is not None
@@ -149,18 +156,31 @@ def core_sizes_differ(failure: Failure) -> Finding | None:
     )
 
 
+def _fewer_rows(failure: Failure, call: Call | None, a: Shape, b: Shape) -> list[Fix]:
+    matrix, right = call.args[:2] if call is not None and len(call.args) > 1 else ("A", "b")
+    fixes = [Fix("Look at both shapes", f"print(jnp.shape({matrix}), jnp.shape({right}))")]
+    rows = b[-2] if len(b) > 1 else b[0] if b else 0
+    if call is not None and len(call.args) > 1 and a and rows > a[-1]:
+        cut = call.source.replace(right, f"{enclosed(right)}[:{a[-1]}]", 1)
+        title = f"Use {a[-1]} right-hand values, as many as the matrix has rows"
+        fixes.insert(0, Fix(title, failure.rewrite(call.source, cut) or cut))
+    return fixes
+
+
 @rule(
     "JPX0832",
     "solver-needs-the-factor",
     types=("ValueError", "TypeError"),
-    clues=("values to unpack", "iteration over a 0-d array", "object is not iterable"),
+    clues=("values to unpack", "iteration over a 0-d array", "object is not iterable", "Non-hashable static"),
     priority=10,
 )
 def solver_needs_the_factor(failure: Failure) -> Finding | None:
     call = called_with(failure, "cho_solve", "lu_solve")
     if call is None or len(call.args) < 2 or failure.from_jax is False:
         return None
-    if not failure.search(r"^(?:too many|not enough) values to unpack \(expected 2|0-d array|not iterable"):
+    if not failure.search(
+        r"^(?:too many|not enough) values to unpack \(expected 2|0-d array|not iterable|^Non-hashable static arg"
+    ):
         return None
     matrix, right = call.args[:2]
     factor = {"cho_solve": "cho_factor", "lu_solve": "lu_factor"}[call.name]

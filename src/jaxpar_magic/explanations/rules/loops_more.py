@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ..context import Call, Failure
 from ..explanation import Fix
@@ -735,3 +736,71 @@ def associative_scan_lengths(failure: Failure) -> Finding | None:
         fixes=[Fix(f"Cut all to the shortest ({shortest})", replaced(failure, call, elems, new) or new)],
         facts={"shapes": tuple(shapes)},
     )
+
+
+@rule(
+    "JPX0726",
+    "map-over-a-list-of-arrays",
+    types=("TypeError",),
+    clues=(
+        "list indices must be",
+        "and 'list'",
+        "'list' and",
+        "got <class 'list'>",
+        "'list' object has no",
+        "tuple indices",
+    ),
+    priority=20,
+    anywhere=True,
+)
+def map_over_a_list_of_arrays(failure: Failure) -> Finding | None:
+    # the function gets a list, since a list is no array: its arrays are gone through all at once
+    if failure.user is None or failure.user.raises or len(failure.user_frames) < 2:
+        return None
+    lists = [v for v in failure.variables.values() if v.type == "list" and (v.element or "").endswith("Tracer")]
+    keyed = [v for v in failure.variables.values() if v.type == "list" and v.element == "dict"]
+    held = [v for v in lists + keyed if re.search(rf"(?<![\w.]){re.escape(v.name)}\b", failure.user.segment or "")]
+    if len(held) != 1 or held[0].name not in _parameters(failure):
+        return None
+    (variable,) = held
+    for frame in failure.user_frames[1:]:
+        for call in frame.calls:
+            place = {"scan": 2, "map": 1}.get(call.name)
+            outer = _mapped_argument(frame.calls, call) if call.name in ("vmap", "pmap") else None
+            xs = call.args[place] if place is not None and len(call.args) > place else outer
+            if xs is None or not re.match(r"(?:jax\.)?(?:lax\.)?(?:scan|map|vmap|pmap)$", call.function):
+                continue
+            stacked = f"jnp.stack({xs})"
+            if variable.element == "dict":
+                stacked = f"jax.tree.map(lambda *leaves: jnp.stack(leaves), *{xs})"
+            source = frame.statement or frame.source or ""
+            code = source.replace(xs, stacked, 1) if xs in source else stacked
+            if call.name == "scan" or place is not None:
+                head, _, tail = call.source.rpartition(xs)
+                code = source.replace(call.source, f"{head}{stacked}{tail}", 1) if call.source in source else code
+            kind = "dicts" if variable.element == "dict" else "arrays"
+            return Finding(
+                what=f"{call.name} was given a list ({xs}) of {variable.length} {kind}, so `{variable.name}` is a list "
+                "in the function, with a part of each.",
+                why=f"For JAX a list is a container of separate arrays (a pytree): {call.name} goes along axis 0 of "
+                "each of them, all at once. To go from one to the next they have to be stacked into one array.",
+                fixes=[Fix("Stack them", code)],
+                facts={"argument": xs, "length": variable.length, "called_by": call.name},
+            )
+    return None
+
+
+def _mapped_argument(calls: Sequence[Call], inner: Call) -> str | None:
+    """What a mapped function is called with, where there is one argument: `xs` of vmap(f)(xs)."""
+    outer = next((c for c in calls if c.function == inner.source), None)
+    return outer.args[0] if outer is not None and len(outer.args) == 1 else None
+
+
+def _parameters(failure: Failure) -> list[str]:
+    """Parameters of the user's innermost function, as its source tells."""
+    user = failure.user
+    text = (user.statement or user.source or "") if user is not None else ""
+    named = failure.definitions.get(user.function, "") if user is not None else ""
+    found = re.findall(r"lambda ([\w, ]+):", text) + re.findall(r"def \w+\(([\w, ]+)\)", named)
+    names = [name for part in found for name in part.split(", ")]
+    return names or [v.name for v in failure.variables.values() if v.type == "list"]

@@ -120,7 +120,7 @@ _DRAWN = {"rand": "uniform", "random": "uniform", "random_sample": "uniform", "u
     priority=20,
 )
 def random_numbers_of_another_library(failure: Failure) -> Finding | None:
-    seeds = failure.search(r"SeedSequence expects int or sequence of ints for entropy not .*Tracer")
+    seeds = failure.search(r"SeedSequence expects int or sequence of ints for entropy not (?:.*Tracer|Traced<)")
     traced = failure.is_a("TracerArrayConversionError", "ConcretizationTypeError") or failure.search(
         r"^expected a sequence of integers or a single integer, got '.*Tracer"
     )

@@ -197,6 +197,13 @@ def _kinds_differ(first: str, second: str, wanted: str, got: str, at: str, guess
                 "is_leaf=lambda v: v is None)",
             )
         )
+    elif got == "tuple" and wanted != "tuple" and not at and re.search(r"grad", second):
+        fixes.append(
+            Fix(
+                "With several argnums grad gives one gradient for each: take the one that belongs to the first",
+                f"{name} = {second}[0]",
+            )
+        )
     elif got in ("tuple", "list") and wanted in ("list", "tuple") and not at:
         fixes.append(Fix(f"Make a {wanted} of the second", f"{name} = {wanted}({second})"))
     elif got in ("tuple", "list") and wanted not in ("dict", "leaf") and not at:

@@ -564,3 +564,25 @@ def device_put_inside_shard_map(failure: Failure) -> Finding | None:
         ],
         facts={"device": match.group(1).strip()},
     )
+
+
+@rule(
+    "JPX0322",
+    "shard-map-takes-no-keywords",
+    types=("TypeError",),
+    clues=("got an unexpected keyword argument", "shard_map"),
+    priority=30,
+)
+def shard_map_takes_no_keywords(failure: Failure) -> Finding | None:
+    match = failure.search(r"shard_map\.<locals>\.\w+\(\) got an unexpected keyword argument '(\w+)'")
+    call = failure.outer_call
+    if match is None or call is None or match.group(1) not in call.keywords:
+        return None
+    arguments = ", ".join([*call.args, *call.keywords.values()])
+    new = f"{call.function}({arguments})"
+    return Finding(
+        what=f"A function made by shard_map was called with {match.group(1)} by name; it takes arguments by position.",
+        why="in_specs has one spec for each positional argument.",
+        fixes=[Fix("Pass the arguments by position", failure.rewrite(call.source, new) or new)],
+        facts={"keyword": match.group(1)},
+    )

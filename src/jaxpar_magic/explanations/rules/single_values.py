@@ -27,6 +27,9 @@ def truth_of_a_whole_array(failure: Failure) -> Finding | None:
     if any(isinstance(node, ast.Subscript | ast.Slice) for node in nodes(failure)[:3]):
         return None  # an array as a bound of a slice: another mistake in the same words
     segment = (failure.user.segment or failure.user.source or "") if failure.user is not None else ""
+    compared = _compared(failure)
+    if compared is not None:
+        return compared
     condition = segment if len(segment) < 80 and "\n" not in segment else "condition"
     shape = shape_of(failure, condition)
     if shape is None:
@@ -60,6 +63,54 @@ def truth_of_a_whole_array(failure: Failure) -> Finding | None:
         why="Python's if, while, and, or, not need a single True or False.",
         fixes=fixes[:3],
         facts={"condition": condition, "shape": shape},
+    )
+
+
+def _compared(failure: Failure) -> Finding | None:
+    """Arrays that sorted, max, min, list.index or `in` compare: sorted(arrays), arrays.index(x)."""
+    call = failure.outer_call
+    test = next((n for n in nodes(failure)[:3] if isinstance(n, ast.Compare)), None)
+    within = test if test is not None and isinstance(test.ops[0], ast.In | ast.NotIn) and len(test.ops) == 1 else None
+    container_ = failure.variable(ast.unparse(within.comparators[0])) if within is not None else None
+    fixes: list[Fix]
+    if call is not None and call.source == (failure.user.segment if failure.user is not None else None) and call.args:
+        if call.function in ("sorted", "max", "min"):
+            shown = f"{call.function} compares arrays with each other"
+            new = call.changed(key="lambda a: float(jnp.sum(a))")
+            fixes = [
+                Fix("Say by which number they are compared, here their sums", failure.rewrite(call.source, new) or new)
+            ]
+            if call.function in ("max", "min") and len(call.args) > 1:
+                name = {"max": "maximum", "min": "minimum"}[call.function]
+                code = f"jnp.{name}({', '.join(call.args[:2])})"
+                fixes.insert(
+                    0,
+                    Fix(
+                        "Take the larger one element by element"
+                        if name == "maximum"
+                        else "Take the smaller one element by element",
+                        failure.rewrite(call.source, code) or code,
+                    ),
+                )
+        elif call.name in ("index", "remove", "count") and "." in call.function:
+            holder = call.function.rpartition(".")[0]
+            shown = f"{holder}.{call.name} compares the array with each item of {holder}"
+            code = f"next(i for i, a in enumerate({holder}) if jnp.array_equal(a, {call.args[0]}))"
+            fixes = [Fix("Ask for each item whether it is equal as a whole", code)]
+        else:
+            return None
+    elif within is not None and container_ is not None and container_.type in ("list", "tuple"):
+        item, container = ast.unparse(within.left), ast.unparse(within.comparators[0])
+        shown = f"`{item} in {container}` compares arrays"
+        code = f"any(jnp.array_equal({item}, a) for a in {container})"
+        fixes = [Fix("Ask for each item whether it is equal as a whole", code)]
+    else:
+        return None
+    return Finding(
+        what=f"{shown}, and a comparison of arrays has one answer for each element.",
+        why="Python needs a single True or False to order or to find things.",
+        fixes=fixes,
+        facts={"shape": None},
     )
 
 

@@ -10,6 +10,7 @@ from ..context import Call, Failure, Variable
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, parmap_fix, sizes
+from ._lines import written_shape
 
 _LENGTHS_WHY = (
     "{name} maps axis 0 of every argument unless in_axes says otherwise; the mapped axes must be equally long. "
@@ -73,6 +74,11 @@ def mapped_sizes_differ(failure: Failure) -> Finding | None:
     axes = [_Axis(int(m.group(1)), int(m.group(2)), m.group(3), m.group(4)) for m in lines]
     parts = [f"axis {a.axis} of {a.argument} ({a.type}) has {a.size}" for a in axes]
     odd = axes[-1]
+    keys = next(
+        (a for a in axes if a.type == "uint32[2]" and re.search(r"(?i)^k$|key|rng", _source(failure, name, a))), None
+    )
+    if keys is not None:
+        return _one_key(failure, name, _source(failure, name, keys), next(a.size for a in axes if a is not keys))
     fixes = [
         Fix(
             f"Share {odd.argument} among all items instead of mapping it",
@@ -131,6 +137,36 @@ def pmapped_sizes_differ(failure: Failure) -> Finding | None:
     )
 
 
+def _source(failure: Failure, name: str, axis: _Axis) -> str:
+    """What the user passed for the argument that JAX names by its parameter or position."""
+    calls = failure.applied(name)
+    if calls is None:
+        return axis.argument
+    outer, inner = calls
+    position = re.fullmatch(r"args\[(\d+)\]", axis.argument)
+    parameters = re.match(r"lambda ([\w, ]*):", inner.args[0]) if inner.args else None
+    names = parameters.group(1).split(", ") if parameters is not None else []
+    index = int(position.group(1)) if position else names.index(axis.argument) if axis.argument in names else None
+    return outer.args[index] if index is not None and index < len(outer.args) else axis.argument
+
+
+def _one_key(failure: Failure, name: str, key: str, count: int) -> Finding:
+    """One random key where each item needs one of its own."""
+    new = f"jax.random.split({key}, {count})"
+    call = failure.outer_call
+    code = None
+    if call is not None and key in call.args:
+        arguments = ", ".join(new if a == key else a for a in call.args)
+        code = failure.rewrite(call.source, f"{call.function}({arguments})")
+    return Finding(
+        what=f"{name} is to give each of {counted(count, 'item')} a random key of its own, and `{key}` is one key.",
+        why=f"{name} maps axis 0 of every argument. One key has no such axis (an old one has two numbers in it, which "
+        "are no two keys); split makes an array of keys.",
+        fixes=[Fix(f"Make {count} keys of it", code or f"keys = {new}")],
+        facts={"argument": key, "sizes": (count,)},
+    )
+
+
 def _shared(failure: Failure, name: str, odd: _Axis, told: Sequence[_Axis] = ()) -> str | None:
     """The user's line with in_axes=None for the argument that has the odd length."""
     calls = failure.applied(name)
@@ -144,6 +180,16 @@ def _shared(failure: Failure, name: str, odd: _Axis, told: Sequence[_Axis] = ())
         mapped = inner.source.replace(inner.args[0], bound, 1)
         return failure.rewrite(outer.source, outer.changed(mapped, **{keyword.group(1): None}))
     given = inner.keywords.get("in_axes")
+    entries = [re.fullmatch(r"(\w+)\['(\w+)'\]", a.argument) for a in told]
+    if (
+        given is None
+        and len(outer.args) == 1
+        and told
+        and all(entries)
+        and len({e.group(1) for e in entries if e}) == 1
+    ):
+        each = ", ".join(f"{e.group(2)!r}: {None if a is odd else a.axis}" for e, a in zip(entries, told) if e)
+        return failure.rewrite(inner.source, inner.changed(in_axes=f"({{{each}}},)"))
     if not inner.args or (given is not None and not re.fullmatch(r"\(?[\d, ]*\)?", given)):
         return None
     positions = []
@@ -218,6 +264,26 @@ def map_over_a_list_of_numbers(failure: Failure) -> Finding | None:
             facts={"argument": argument, "position": position, "length": length},
         )
     return None
+
+
+@rule("JPX0403", "mapped-argument-without-that-axis", types=("ValueError",), clues=_SCALAR_CLUES, priority=5)
+def one_key_for_all_items(failure: Failure) -> Finding | None:
+    mapped = _scalar_mapped(failure)
+    call = failure.outer_call
+    if mapped is None or mapped[2] != 0 or call is None:
+        return None
+    held = {argument: failure.variable(argument) for argument in call.args}
+    keys = [
+        a
+        for a, v in held.items()
+        if (v is not None and (v.dtype or "").startswith("key<") and v.shape == ())
+        or re.fullmatch(r"(?:[\w.]*\.)?key\([^()]*\)", a)
+    ]
+    counts = [v.shape[0] for v in held.values() if v is not None and v.shape]
+    counts += [s[0] for a in call.args if (s := written_shape(a))]
+    if len(keys) != 1 or not counts or counts[0] is None:
+        return None
+    return _one_key(failure, mapped[0], keys[0], counts[0])
 
 
 @rule("JPX0403", "mapped-argument-without-that-axis", types=("ValueError",), clues=_SCALAR_CLUES)
