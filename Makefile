@@ -23,7 +23,7 @@ help:
 	@echo "make lint types   ruff, mypy          make format   let ruff format the code"
 	@echo "make versions     the quick tests on the oldest, a middle and the newest JAX, Python and IPython"
 	@echo "make wheel        wheel and sdist in dist/     make wheel-check   the same, tried in an empty environment"
-	@echo "make docs         the error index as pages with search, in build/docs"
+	@echo "make docs         the site, its examples run and its links checked, in build/docs"
 	@echo "make bench        measure, a quarter of an hour; table and chart into README.md"
 	@echo "                  (BENCH_ARGS='tiny --rounds 3' runs a part, BENCH_ARGS=--help tells all)"
 	@echo "make clean        remove all that these targets made"
@@ -47,7 +47,7 @@ test-slow: $(VENV)/.test
 test-all: test test-slow
 
 # In one process: all tests share one JupyterLab and one Chromium. Screenshots go to build/screenshots.
-browser: $(VENV)/.browser
+browser: $(VENV)/.browser build/docs/index.html
 	$(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
@@ -69,7 +69,10 @@ wheel: dist/.built
 wheel-check: dist/.built
 	$(PYTHON) tools/wheel_check.py dist
 
-docs: $(VENV)/.test
+docs: build/docs/index.html
+	@echo "The site: build/docs/index.html"
+
+build/docs/index.html: tools/docs.py CONTRIBUTING.md $(wildcard docs/*.md) $(SOURCES) $(VENV)/.test
 	$(BIN)/python tools/docs.py build/docs
 
 # On a machine that does nothing else. Numbers go to build/bench, too.

@@ -145,17 +145,19 @@ def browser():
 
 
 @pytest.fixture
+def screenshots():
+    """The folder for pictures."""
+    return SCREENSHOTS
+
+
+@pytest.fixture
 def page(browser):
-    """A page that must not ask any other host for anything."""
+    """A page that must not ask another host for anything."""
     context = browser.new_context(viewport={"width": 1000, "height": 1600})
     page, foreign = context.new_page(), []
     page.set_default_timeout(PATIENCE)
-    page.on(
-        "request",
-        lambda request: (
-            request.url.startswith(("http://127.0.0.1", "file:", "data:", "blob:")) or foreign.append(request.url)
-        ),
-    )
+    known = ("http://127.0.0.1", "file:", "data:", "blob:")
+    page.on("request", lambda request: request.url.startswith(known) or foreign.append(request.url))
     yield page
     context.close()
     assert foreign == []
@@ -216,11 +218,15 @@ class Notebook:
         self.page.wait_for_function(f"() => document.body.dataset.jpThemeLight === '{light}'")
 
     def screenshot(self, name: str, *cells: int) -> None:
-        """A picture of one cell, or of the whole window."""
-        target = self.cell(cells[0]) if cells else self.page
+        """A picture of one cell, or of what stands at the top of the window."""
+        path = SCREENSHOTS / f"{name}.png"
         if cells:
-            target.scroll_into_view_if_needed()
-        target.screenshot(path=SCREENSHOTS / f"{name}.png")
+            self.cell(cells[0]).scroll_into_view_if_needed()
+            self.cell(cells[0]).screenshot(path=path)
+        else:
+            last = self.page.locator(".jp-Notebook .jp-CodeCell").last.bounding_box()
+            bottom = max(420, last["y"] + last["height"] + 10)
+            self.page.screenshot(path=path, clip={"x": 0, "y": 0, "width": 1000, "height": bottom})
 
     def shut_down(self) -> None:
         self.page.evaluate(f"() => {PANEL}?.sessionContext?.shutdown()")
@@ -234,9 +240,9 @@ def notebook(page, server):
 
 
 @pytest.fixture
-def accessibility_problems(page):
-    """The function below, for this test's page."""
-    return lambda *selectors: _accessibility_problems(page, *selectors)
+def accessibility_problems():
+    """The function below: tests cannot import it, as several folders have a file of this name."""
+    return _accessibility_problems
 
 
 def _accessibility_problems(page: Any, *selectors: str) -> list[str]:

@@ -54,7 +54,7 @@ def test_the_demo_in_both_themes(notebook, page, accessibility_problems):
     expect(page.locator(".jp-Dialog, .Toastify__toast")).to_have_count(0)
     for theme in ("Light", "Dark"):
         notebook.theme(theme)
-        assert accessibility_problems(OURS) == []
+        assert accessibility_problems(page, OURS) == []
         notebook.screenshot(f"devices-{theme.lower()}", number["c01"])
         notebook.screenshot(f"card-{theme.lower()}", number["c27"])
         notebook.screenshot(f"compare-{theme.lower()}", number["c45"])
@@ -68,7 +68,7 @@ def test_the_demo_in_both_themes(notebook, page, accessibility_problems):
         )
         == []
     ), "in a narrow window only tables and code scroll, each in itself"
-    assert accessibility_problems(OURS) == []
+    assert accessibility_problems(page, OURS) == []
     notebook.screenshot("card-narrow", number["c27"])
     notebook.screenshot("compare-narrow", number["c45"])
 
@@ -109,7 +109,7 @@ def test_pictures_of_arrays_and_chunks(notebook, page, accessibility_problems):
     assert page.evaluate("() => window.harmed") is None
     for theme in ("Light", "Dark"):
         notebook.theme(theme)
-        assert accessibility_problems(OURS) == []
+        assert accessibility_problems(page, OURS) == []
         notebook.screenshot(f"arrays-{theme.lower()}", 2)
         notebook.screenshot(f"chunks-{theme.lower()}", 3)
 
@@ -134,7 +134,7 @@ def wait(x):
     expect(notebook.cell(1).get_by_role("progressbar")).to_have_count(1)  # in place, however often it is updated
     for theme in ("Dark", "Light"):
         notebook.theme(theme)
-        assert accessibility_problems(OURS) == []
+        assert accessibility_problems(page, OURS) == []
     notebook.screenshot("progress", 1)
 
     page.get_by_role("button", name="Interrupt the kernel").first.click()
@@ -209,7 +209,7 @@ def test_a_fix_goes_into_a_new_cell_and_all_runs_again_after_a_restart(notebook,
     assert kinds(model[1]) == ["error", "display_data"]
     expect(notebook.cell(1).get_by_role("heading", name=re.compile("^JPX"))).to_have_count(1)
     notebook.theme("Dark")
-    assert accessibility_problems(OURS) == []
+    assert accessibility_problems(page, OURS) == []
     notebook.screenshot("fix-dark")
 
 
@@ -255,5 +255,5 @@ def test_a_saved_notebook_reopened_shows_the_same(notebook, page, accessibility_
         assert notebook.cell(i).locator(OURS).inner_text() == text
     bars = notebook.cell(2).locator("td > div")
     assert all(box["width"] > 1 for box in (bar.bounding_box() for bar in bars.all())), "the bars are drawn"
-    assert accessibility_problems(OURS) == []
+    assert accessibility_problems(page, OURS) == []
     notebook.screenshot("reopened-untrusted")

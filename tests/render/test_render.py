@@ -263,6 +263,11 @@ def test_semantics_of_html():
     assert "a  &lt;b&gt;\n  c</code></pre>" in source
 
 
+def test_a_column_without_a_title_has_no_header():
+    source = html.render(Document([Table(["", "plan"], [["items", "8"]])]))
+    assert source.count('scope="col"') == 1 and "<td></td>" in source
+
+
 def test_a_link_that_is_no_web_address_is_shown_not_linked():
     checker = Checker(html.render(Document([Link("click", "javascript:alert(1)")])))
     assert "a" not in checker.tags and "javascript:alert(1)" in checker.words

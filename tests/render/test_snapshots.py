@@ -15,7 +15,7 @@ from jaxpar_magic.backend.stale import Stale
 from jaxpar_magic.backend.state import DeviceInfo, Setting
 from jaxpar_magic.document import Document, Meter
 from jaxpar_magic.explanations.explanation import Explanation, Fix, Where
-from jaxpar_magic.explanations.pages import page
+from jaxpar_magic.explanations.pages import Page
 from jaxpar_magic.machine import Cores
 from jaxpar_magic.mapping.compare import Comparison, Row
 from jaxpar_magic.mapping.monitor import Progress
@@ -125,6 +125,30 @@ EXPLANATION = Explanation(
     also=("JPX0110",),
     variables={"xs": "float32[10]", "f": "function"},
 )
+PAGE = Page(
+    "JPX0104",
+    "pmap-needs-devices",
+    "jax.pmap was given more items than there are devices.",
+    "https://docs.jax.dev/en/latest/sharded-computation.html",
+    """pmap puts each item of the leading axis on a device of its own: 10 items need 10 devices. On a CPU
+JAX starts with one device, however many cores the machine has.
+
+```python broken devices=1
+import jax, jax.numpy as jnp
+
+jax.pmap(jnp.sin)(jnp.arange(10.0))
+```
+
+## What else there is
+
+- `vmap`: one device, all items at once
+- `%parmap`: any number of items on any number of devices
+
+```python fixed
+jax.vmap(jnp.sin)(jnp.arange(10.0))
+```
+""",
+)
 
 
 def _meter(done: int) -> Document:
@@ -151,7 +175,7 @@ OUTPUTS = {
     "arrays": lambda: Document(tuple(DEVICES._array_blocks(ARRAYS))[:-1]),  # the last tells this process's memory
     "card-brief": EXPLANATION.describe,
     "card-full": lambda: EXPLANATION.describe(brief=False),
-    "page": lambda: page("JPX0104").describe(),
+    "page": PAGE.describe,
     "progress-begins": lambda: _meter(0),
     "progress": lambda: _meter(400),
 }

@@ -101,8 +101,10 @@ def _table(block: Table) -> str:
 
     head = ""
     if any(block.columns):
+        # a title that says nothing is no header: a screen reader would read out a blank
         cells = "".join(
-            f'<th scope="col" style="{align(i)}">{_lines(column)}</th>' for i, column in enumerate(block.columns)
+            f'<th scope="col" style="{align(i)}">{_lines(column)}</th>' if clean(column).strip() else "<td></td>"
+            for i, column in enumerate(block.columns)
         )
         head = f'<thead><tr style="border-bottom:1px solid {_BORDER}">{cells}</tr></thead>'
     body = ""
