@@ -401,7 +401,7 @@ def _unknown_to(failure: Failure, function: str | None, allowed: list[str]) -> F
     best = best or ("varying" if "varying" in allowed else sorted(allowed)[0])
     code = failure.rewrite(call.source, call.changed(to=repr(best))) if call is not None and given else None
     return Finding(
-        what=f"{function or 'pcast'} got to={given or 'another value'}; it knows "
+        what=f"{function or 'pcast'} {f'got to={given}' if given else 'does not know this `to`'}; it knows "
         f"{listed([repr(name) for name in sorted(allowed)], 'and')}.",
         why="to= says what the value is to be: varying means that it may differ between the devices of the axes named.",
         fixes=[Fix(f"Write to={best!r}", code or f"jax.lax.{function or 'pcast'}(x, axis_name, to={best!r})")],

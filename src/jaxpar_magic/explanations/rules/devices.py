@@ -259,8 +259,19 @@ def device_count_set_too_late(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX0106", "arrays-on-different-devices", types=("ValueError",), clues=("incompatible devices",))
+@rule("JPX0106", "arrays-on-different-devices", types=("ValueError",), clues=("incompatible devices", "colocated on"))
 def arrays_on_different_devices(failure: Failure) -> Finding | None:
+    old = failure.search(r"arguments must be colocated on the same device, got ([\w()]+), ([\w()]+)")
+    if old is not None:
+        return Finding(
+            what=f"Arrays of one computation lie on different devices: {old.group(1)} and {old.group(2)}.",
+            why="JAX computes where its inputs lie, and does not move an array that was put somewhere on purpose.",
+            fixes=[
+                Fix("Move one of them to where the other is", "y = jax.device_put(y, list(x.devices())[0])"),
+                Fix("Or bring it to the default device", "x = jax.device_put(jax.device_get(x))"),
+            ],
+            facts={"devices": old.groups()},
+        )
     if not failure.search(r"Received incompatible devices for (?:\w+ed )?computation"):
         return None
     places = failure.findall(

@@ -8,6 +8,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, sizes
+from ._lines import called_with
 
 _SPEC = r"(?:PartitionSpec|P)\((?:[^()]|\([^()]*\))*\)"
 _EXPLICIT = (
@@ -154,17 +155,19 @@ def mesh_inside_jit(failure: Failure) -> Finding | None:
     types=("ValueError",),
     clues=(
         "_shardings specification must be a tree prefix",
+        "_axis_resources specification must be a tree prefix",
         "device specification must be a tree prefix",
         "pytree structure error",
     ),
 )
 def shardings_of_another_structure(failure: Failure) -> Finding | None:
     match = failure.search(
-        r"(?:pjit|jit|device_put) (in_shardings|out_shardings|device) specification must be a tree prefix"
+        r"(?:pjit|jit|device_put) (in_shardings|out_shardings|device|in_axis_resources|out_axis_resources) "
+        r"specification must be a tree prefix"
     ) or failure.search(r"pytree structure error: .* at key path\s+(?:pjit|jit) (in_shardings|out_shardings)")
     if match is None:
         return None
-    which = match.group(1)
+    which = match.group(1).replace("axis_resources", "shardings")  # up to JAX 0.4
     count = failure.search(
         r"is the wrong length: got a tuple or list of length (\d+) for an args tuple of\s+length (\d+)"
     )
@@ -852,7 +855,7 @@ def not_a_default_device(failure: Failure) -> Finding | None:
 @rule("JPX0233", "mesh-shape-is-a-number", types=("TypeError", "ValueError"), priority=15,
       clues=("object is not iterable", "should be a sequence of ints", "devices.ndim == 0"))  # fmt: skip
 def mesh_shape_is_a_number(failure: Failure) -> Finding | None:
-    call = failure.call("make_mesh", "create_device_mesh", "Mesh", "AbstractMesh")
+    call = called_with(failure, "make_mesh", "create_device_mesh", "Mesh", "AbstractMesh")
     old = failure.search(
         r"^'int' object is not iterable$|devices\.ndim == 0|should be a sequence of ints\.? Got (\d+)$"
     )
@@ -898,7 +901,7 @@ def mesh_shape_is_a_number(failure: Failure) -> Finding | None:
       clues=("has no attribute 'partitions'", "incompatible function arguments", "has no attribute '_partitions'",
              "Unexpected type for spec", "object has no attribute"))  # fmt: skip
 def spec_is_no_partitionspec(failure: Failure) -> Finding | None:
-    call = failure.call("NamedSharding")
+    call = called_with(failure, "NamedSharding")
     spec = (call.keywords.get("spec") or (call.args[1] if len(call.args) > 1 else None)) if call is not None else None
     if call is None or spec is None or failure.from_jax is False:
         return None

@@ -414,9 +414,9 @@ def _fields(call: Call | None, keyword: str) -> list[str]:
     return [str(name) for name in given]
 
 
-@rule("JPX1156", "tree-transpose-structure", types=("TypeError",), clues=("Mismatch\n",))
+@rule("JPX1156", "tree-transpose-structure", types=("TypeError",), clues=("Mismatch",))
 def tree_transpose_structure(failure: Failure) -> Finding | None:
-    match = failure.search(r"^Mismatch\nPyTreeDef\((.*)\)\n != \nPyTreeDef\((.*)\)$")
+    match = failure.search(r"^Mismatch\s+PyTreeDef\((.*)\)\s+!=\s+PyTreeDef\((.*)\)$")
     if match is None:
         return None
     have, want = match.groups()

@@ -214,6 +214,7 @@ def _shared(failure: Failure, name: str, odd: _Axis, told: Sequence[_Axis] = ())
 
 _SCALAR_CLUES = (
     "was requested to map its argument",
+    "but axis to be mapped",
     "requires at least one argument with a mapped axis",
     "only valid for values of rank at least",
 )
@@ -227,6 +228,9 @@ def _scalar_mapped(failure: Failure) -> tuple[str, int, int] | None:
     )
     if match is not None:
         return match.group(1), int(match.group(2)), int(match.group(3))
+    old = failure.search(r"\b(vmap|pmap) got arg \d+ of rank (\d+) but axis to be mapped (-?\d+)")
+    if old is not None:
+        return old.group(1), int(old.group(3)), int(old.group(2))
     if failure.search(r"\bpmap requires at least one argument with a mapped axis"):
         return "pmap", 0, 0
     if in_pmap(failure):
