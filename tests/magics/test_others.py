@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 
 import IPython
 import pytest
@@ -188,6 +189,7 @@ def test_every_xmode(tools, mode):
     assert "InputError" in own and "Traceback" not in own
 
 
+@pytest.mark.skipif(not find_spec("imp") and IPython.version_info < (8,), reason="autoreload needs imp there")
 def test_a_module_that_is_edited(tools):
     assert cell_text(tools["first"]).strip() == "2.0"
     assert cell_text(tools["second"]).strip() == "30.0"
