@@ -43,7 +43,13 @@ def _called(failure: Failure) -> Call | None:
     "JPX1626",
     "transform-and-call-in-one",
     types=("TypeError", "ValueError"),
-    clues=("positional arguments but", "object is not iterable", "in_axes must be", "object is not callable"),
+    clues=(
+        "positional arguments but",
+        "object is not iterable",
+        "in_axes must be",
+        "object is not callable",
+        "leaf specifications are expected",
+    ),
     priority=20,
 )
 def transform_and_call_in_one(failure: Failure) -> Finding | None:
@@ -53,6 +59,7 @@ def transform_and_call_in_one(failure: Failure) -> Finding | None:
     match = failure.search(
         r"^(?:jax\.)?(\w+)\(\) takes (?:from \d+ to )?\d+ positional arguments? but \d+ were given"
         r"|^'(?:float|jaxlib\.\S+|ArrayImpl)' object is not iterable$"
+        r"|^in_shardings leaf specifications are expected to be PartitionSpec instances or None, but got [\[\d]"
         r"|^(?:vmap|pmap) in_axes must be an int, None, or .*, but got (?:<class 'jaxlib|\[|Traced|[-\d.]+\.)"
     )
     if match is None or (match.group(1) is not None and match.group(1) != call.name):

@@ -85,7 +85,14 @@ def _sized_call(failure: Failure) -> tuple[Call, str] | None:
     "JPX0871",
     "size-from-a-traced-value",
     types=("TypeError",),
-    clues=("concrete value", "was not hashable", "expected a sequence of integers", "concrete `int`", "__index__"),
+    clues=(
+        "concrete value",
+        "was not hashable",
+        "expected a sequence of integers",
+        "concrete `int`",
+        "__index__",
+        "__array__",
+    ),
     priority=5,
 )
 def size_from_a_traced_value(failure: Failure) -> Finding | None:
@@ -105,7 +112,9 @@ def size_from_a_traced_value(failure: Failure) -> Finding | None:
     numpys = failure.search(rf"expected a sequence of integers or a single integer, got '{_TRACER}")
     found = _sized_call(failure)
     integer = failure.is_a("TracerIntegerConversionError") and found is not None
-    if not (shapes or context or hashed or numpys or integer):
+    # jnp.tile up to JAX 0.6 asks numpy for the numbers of its second argument
+    tiled = failure.is_a("TracerArrayConversionError") and found is not None and found[0].function == "jnp.tile"
+    if not (shapes or context or hashed or numpys or integer or tiled):
         return None
     if context is not None and not failure.is_a("ConcretizationTypeError") and shapes is None:
         return None
@@ -119,6 +128,11 @@ def size_from_a_traced_value(failure: Failure) -> Finding | None:
     depends = f": it depends on the value of the argument {argument}" if argument else ""
     fixes = []
     static = static_fix(failure)
+    variable = failure.variable(found[1]) if found is not None else None
+    if static is None and variable is not None and variable.tracer and failure.user is not None:
+        jit = failure.call("jit")
+        if jit is not None and jit.args and re.match(rf"lambda [\w, ]*\b{variable.name}\b[\w, ]*:", jit.args[0]):
+            static = static_fix(failure, variable.name, failure.user.function)
     if static is not None:
         fixes.append(static)
     fixes += _other_ways(failure, name, found, argument)

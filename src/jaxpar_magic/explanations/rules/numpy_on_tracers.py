@@ -116,14 +116,20 @@ _DRAWN = {"rand": "uniform", "random": "uniform", "random_sample": "uniform", "u
 @rule(
     "JPX0534",
     "random-numbers-of-another-library",
-    types=("TypeError", "TracerArrayConversionError", "ConcretizationTypeError", "ValueError"),
+    types=(
+        "TypeError",
+        "TracerArrayConversionError",
+        "TracerIntegerConversionError",
+        "ConcretizationTypeError",
+        "ValueError",
+    ),
     priority=20,
 )
 def random_numbers_of_another_library(failure: Failure) -> Finding | None:
     seeds = failure.search(r"SeedSequence expects int or sequence of ints for entropy not (?:.*Tracer|Traced<)")
-    traced = failure.is_a("TracerArrayConversionError", "ConcretizationTypeError") or failure.search(
-        r"^expected a sequence of integers or a single integer, got '.*Tracer"
-    )
+    traced = failure.is_a(
+        "TracerArrayConversionError", "TracerIntegerConversionError", "ConcretizationTypeError"
+    ) or failure.search(r"^expected a sequence of integers or a single integer, got '.*Tracer")
     if not seeds and not traced:
         return None
     call = None
