@@ -14,6 +14,7 @@ import pytest
 from jaxpar_magic import last_report, parmap
 from jaxpar_magic.mapping import prepare
 from jaxpar_magic.mapping.captured import captured, fingerprint
+from jaxpar_magic.mapping.strategies import TRACED
 
 XS = np.arange(4, dtype=np.float32)
 
@@ -50,6 +51,31 @@ def test_an_unchanged_cell_compiles_nothing(strategy, compilations):
     assert compilations == []
     assert last_report().reused
     np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+
+
+@pytest.mark.parametrize("strategy", ["auto", *TRACED])
+def test_a_somewhat_shorter_map_takes_the_compiled_program(strategy, compilations):
+    turns = 7 + ("auto", *TRACED).index(strategy)  # another program for each
+
+    def model(x):
+        return jax.lax.scan(lambda c, _: (jnp.cos(c) + x, None), x, None, length=turns)[0]
+
+    xs = np.linspace(0, 1, 1200, dtype=np.float32)
+    first = parmap(model, xs, strategy=strategy)
+    del compilations[:]
+    for length in (1199, 1000):
+        again = parmap(model, xs[:length], strategy=strategy)
+        np.testing.assert_array_equal(np.asarray(first)[:length], np.asarray(again))
+    assert compilations == []
+    parmap(model, xs[:400], strategy=strategy)
+    assert compilations, "three times too much would be computed"
+
+
+def test_a_batch_size_is_kept_whatever_is_compiled():
+    xs = np.linspace(0, 1, 100, dtype=np.float32)
+    parmap(lambda x: x * 3, xs, strategy="vmap")
+    parmap(lambda x: x * 3, xs[:90], strategy="vmap", batch_size=5)
+    assert last_report().batch_size == 5
 
 
 def test_calling_again_does_not_even_trace():

@@ -37,6 +37,8 @@ def total(r): return r["a"] + r["b"].sum()
 def looked_up(x, t): return t[1] * x
 def both(a, b): return a * b
 def rows(v): return (v, v.sum())
+def steps(n): return jax.lax.while_loop(lambda s: s[0] > 1, lambda s: (s[0] // 2, s[1] + 1), (n, 0))[1]
+whole = np.arange(41, dtype=np.int32)
 def called(x): return jax.pure_callback(lambda v: np.float32(v) + 1, jax.ShapeDtypeStruct((), jnp.float32), x,
                                         vmap_method="sequential")
 """
@@ -60,6 +62,7 @@ CALLS = [
     ("rows", ["grid"], {}, {"in_axes": 1, "out_axes": (1, 0)}),
     ("rows", ["grid"], {}, {"out_axes": -1}),
     ("called", ["xs"], {}, {"batch_size": 2}),
+    ("steps", ["whole"], {}, {}),
     ("(lambda v: v + 1)", ["xs"], {}, {}),
 ]
 

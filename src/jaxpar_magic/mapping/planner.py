@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import InputError, OptionError, did_you_mean
 from .facts import ItemFacts
@@ -30,6 +30,8 @@ TINY_SECONDS = 0.5e-3
 LONG_SECONDS, CHUNK_SECONDS = 0.5, 0.25
 # For a loop of unknown length the time is unknown, too: chunks of at least so many batches per device, so many at most.
 MIN_BATCHES, MAX_CHUNKS = 4, 16
+# A map of another length takes the program of a longer one, if it need not be filled up to more than this.
+MAX_PADDING = 1.25
 
 
 @dataclass(frozen=True)
@@ -314,6 +316,21 @@ def _chunk(way, width, batch_size, chunk_size, facts, length, parts, memory, to_
     if way.chunk_size is not None and way.chunk_size < chunk:
         return min(rounded(way.chunk_size), whole), ""
     return chunk, reason
+
+
+def padded_to_known(plan: MapPlan, known: Sequence[tuple[int, int]]) -> MapPlan:
+    """The same plan in chunks of a size that is compiled already, where that costs little padding.
+
+    `known` are (items in a chunk, batch width) of the same program, strategy and devices.
+    """
+    if not plan.pads or not plan.length or plan.chunks > 1 or (plan.chunk_size, plan.width) in known:
+        return plan
+    fitting = [(size, width) for size, width in known if plan.length <= size <= MAX_PADDING * plan.length]
+    if not fitting:
+        return plan
+    size, width = min(fitting)
+    reason = f"filled up to {size:,} items, for which it is compiled"
+    return replace(plan, chunk_size=size, width=width, reasons=(*plan.reasons, reason))
 
 
 def python_parts(strategy: str, length: int, cores: int, wanted: int | None) -> int:

@@ -23,7 +23,7 @@ from .inputs import Batch
 from .memory import Fitting, memory_bound
 from .monitor import Monitor
 from .options import MapOptions
-from .planner import MapPlan, Resources, Way, first_way, plan_map
+from .planner import MapPlan, Resources, Way, first_way, padded_to_known, plan_map
 from .programs import forget_programs_of_other
 from .strategies.base import Executable, Layout, dealt_out
 from .tracing import ItemProgram, trace_item
@@ -65,12 +65,16 @@ class Timer:
 TRIED = "chosen by measuring"
 
 _prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
+# (program, strategy, devices, parts, widths wanted) → (items in a chunk, batch width) of what was compiled
+_sizes: dict[Hashable, list[tuple[int, int]]] = {}
 # function's code → fingerprint at its last trace: JAX caches traces of inner jitted functions by identity
 _last_seen: OrderedDict[Any, Fingerprint] = OrderedDict()
 
 
-def prepare(function: Callable, batch: Batch, options: MapOptions, timer: Timer, monitor: Monitor) -> Prepared:
-    """Trace, plan and compile, or find all that done."""
+def prepare(
+    function: Callable, batch: Batch, options: MapOptions, timer: Timer, monitor: Monitor, *, to_run: bool = True
+) -> Prepared:
+    """Trace, plan and compile, or find all that done. With `to_run` it may be the turn of another way to try."""
     __tracebackhide__ = True
     begin = time.perf_counter()
     devices = chosen_devices(options)
@@ -89,7 +93,7 @@ def prepare(function: Callable, batch: Batch, options: MapOptions, timer: Timer,
             _prepared.move_to_end(key)
             if prepared.tuning is None:
                 return prepared
-            return in_way(prepared, prepared.tuning.next_call(), timer)
+            return in_way(prepared, prepared.tuning.next_call() if to_run else prepared.tuning.best, timer)
     _forget_other_devices()
     notes = _renew_inner_traces(function, found, print_)
     monitor.phase("tracing")
@@ -101,7 +105,7 @@ def prepare(function: Callable, batch: Batch, options: MapOptions, timer: Timer,
         finished = _finished_before(identify(batch, options, item, function), batch.length, options)
         options = replace(options, chunk_size=finished.chunk_size)
     monitor.phase("compiling")
-    prepared = _compile(_weak(function), item, batch.length, options, devices, print_, timer)
+    prepared = _compile(_weak(function), item, batch.length, options, devices, print_, timer, to_run)
     prepared.finished = finished
     timer.compile = time.perf_counter() - begin
     if key is not None and sum(c.nbytes for c in item.constants) <= MAX_HELD_BYTES:
@@ -127,7 +131,14 @@ def in_way(prepared: Prepared, way: Way, timer: Timer) -> Prepared:
 
 
 def _compile(
-    function: weakref.ref, item: ItemProgram, length: int, options: MapOptions, devices, print_, timer: Timer
+    function: weakref.ref,
+    item: ItemProgram,
+    length: int,
+    options: MapOptions,
+    devices,
+    print_,
+    timer: Timer,
+    to_run: bool,
 ) -> Prepared:
     __tracebackhide__ = True
     threads = options.devices if options.strategy in ("thread", "auto") else None
@@ -141,7 +152,7 @@ def _compile(
             tuning = tuning_of(item, length, devices, resources, way, options.chunk_size)
             if tuning.measured:
                 reasons = (f"the fastest of {len(tuning.measured)} ways that were measured",)
-            way = tuning.next_call()
+            way = tuning.next_call() if to_run else tuning.best
 
     def compile_way(way: Way | None, timer: Timer, chunk_size: int | None, reasons: Sequence[str]) -> Prepared:
         __tracebackhide__ = True
@@ -161,6 +172,10 @@ def _compile(
                 to_file=to_file,
             )
             used = tuple(devices[: plan.parts]) if plan.strategy in strategies.MULTI_DEVICE else (default_device(),)
+            widths = options.batch_size, way.width if way else None
+            known = _sizes.setdefault((item.digest, plan.strategy, used, plan.parts, widths), [])
+            if wanted is None:
+                plan = padded_to_known(plan, known)
             layout = Layout(plan.chunk_size, used, plan.parts, plan.width)
             executable = strategies.get(plan.strategy).prepare(item, layout)
             timer.reused &= executable.compiled.reused
@@ -177,6 +192,8 @@ def _compile(
             if chunk_size:
                 raise fitting.too_large(plan.chunk_size, held, smaller)
             wanted = smaller
+        if plan.pads and (plan.chunk_size, plan.width) not in known:
+            known.append((plan.chunk_size, plan.width))
         if plan.interleaved:
             executable = dealt_out(executable, plan.parts)
         tail = None
@@ -192,7 +209,7 @@ def _compile(
         if options.strategy != "auto" or (len(devices) == 1 and resources.cores == 1):
             raise
         # one item on each device at a time is too much: one item in all
-        return _compile(function, item, length, replace(options, strategy="map"), devices, print_, timer)
+        return _compile(function, item, length, replace(options, strategy="map"), devices, print_, timer, to_run)
     if options.strategy == "auto" and item.facts.ordered and length > 1:
         item.notes.append(f"{reasons[0]}{'; -s thread uses all cores' if prepared.plan.strategy == 'map' else ''}")
     if tuning is not None and way is not None:
@@ -302,6 +319,7 @@ def forget() -> None:
     """Drop everything prepared (tests; a reset of the backend)."""
     _prepared.clear()
     _last_seen.clear()
+    _sizes.clear()
 
 
 # -------------------------------------------------------------------- devices

@@ -90,7 +90,7 @@ def _planned(function: Callable, batch: Batch, options: MapOptions) -> tuple[Map
                     argument="show",
                     next_step="show it for items of one shape",
                 ) from None
-            prepared = prepare(function, stacked, options, Timer(), Monitor())
+            prepared = prepare(function, stacked, options, Timer(), Monitor(), to_run=False)
             mapped, shared = stacked.leaves()
             item = replace(prepared.item, notes=[*check_widths(mapped, shared), *prepared.item.notes])
             return prepared.plan, item, prepared.executable

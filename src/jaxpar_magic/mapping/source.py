@@ -269,6 +269,7 @@ def _shard_map(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str
         *_mesh(plan),
         "run = jax.jit(jax.shard_map(",
         '    local, mesh=mesh, in_specs=P("devices"), out_specs=P("devices"), check_vma=False))',
+        *_dealt_out(plan),
         *chunks,
     ]
 
@@ -308,7 +309,26 @@ def _thread(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str]:
         "        done = list(pool.map(lambda part: jax.block_until_ready(on_part(part)), parts))",
         "    return jax.tree.map(lambda *v: jnp.concatenate(v), *done)",
         "",
+        *_dealt_out(plan),
         *chunks,
+    ]
+
+
+def _dealt_out(plan: MapPlan) -> list[str]:
+    """`run` on items that are dealt out to the parts in turn, with results in the order of the items."""
+    if not plan.interleaved:
+        return []
+    return [
+        "",
+        "def swap(a, rows):",
+        "    return a.reshape(rows, -1, *a.shape[1:]).swapaxes(0, 1).reshape(a.shape)",
+        "",
+        "run_in_order = run",
+        "",
+        "def run(items):  # neighbours go to different parts, so that slow ones that stand together are shared",
+        f"    dealt = jax.tree.map(lambda a: swap(a, {plan.chunk_size // plan.parts}), items)",
+        f"    return jax.tree.map(lambda a: swap(jax.device_get(a), {plan.parts}), run_in_order(dealt))",
+        "",
     ]
 
 

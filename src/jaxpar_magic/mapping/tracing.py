@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +57,13 @@ class ItemProgram:
     depends: list[bool]
     facts: ItemFacts
     notes: list[str] = field(default_factory=list)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Tells programs apart, sizes of an item included: for what need not be exact, as the values of constants."""
+        text = re.sub(r"0x[0-9a-f]+", "", str(self.closed))  # addresses of Python objects
+        shapes = [(a.shape, str(a.dtype)) for a in (*self.mapped, *self.shared)]
+        return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:32]
 
 
 def canonical(dtype: Any) -> Any:
@@ -162,4 +171,3 @@ def _depends(jaxpr: Any, mapped: list[bool]) -> list[bool]:
         if any(varies(v) for v in equation.invars):
             varying.update(equation.outvars)
     return [varies(v) for v in jaxpr.outvars]
-

@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import tempfile
 import time
 from collections import OrderedDict
@@ -163,9 +162,7 @@ def tuning_of(
     import jax
 
     identity = [
-        # the jaxpr may hold addresses of Python objects
-        re.sub(r"0x[0-9a-f]+", "", str(item.closed)),
-        str([(a.shape, str(a.dtype)) for a in (*item.mapped, *item.shared)]),
+        item.digest,
         str(length.bit_length()),  # lengths within a factor of two share their choice
         str(chunk_size),
         f"{len(devices)} {devices[0].platform} {devices[0].device_kind}, {resources.cores} cores, {resources.wanted}",
