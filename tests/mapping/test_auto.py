@@ -190,6 +190,21 @@ def test_chunks_go_when_the_map_proves_short_and_come_when_it_proves_long():
     assert ways[-1].chunk_size is not None and 4 <= long.length / ways[-1].chunk_size <= 8
 
 
+def test_the_story_of_the_choice():
+    found = tuning()
+    assert found.story() == ["a long run gives some of its first chunks to other ways, such as shard_map all together"]
+    follow(found, lambda way: 0.05 if way.width == 512 else 0.08)
+    measured = found.story()[0]
+    assert "shard_map in batches of 512 50 ms" in measured and "80 ms" in measured
+
+
+def test_the_plan_tells_what_was_measured():
+    xs = np.linspace(0, 1, 50, dtype=np.float32)
+    parmap(walk, xs)
+    shown = parmap(walk, xs, show="plan")
+    assert "measured: vmap" in shown.text
+
+
 # -------------------------------------------------------------------- a long run
 
 

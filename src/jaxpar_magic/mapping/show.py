@@ -93,7 +93,10 @@ def _planned(function: Callable, batch: Batch, options: MapOptions) -> tuple[Map
             prepared = prepare(function, stacked, options, Timer(), Monitor(), to_run=False)
             mapped, shared = stacked.leaves()
             item = replace(prepared.item, notes=[*check_widths(mapped, shared), *prepared.item.notes])
-            return prepared.plan, item, prepared.executable
+            plan, tuning = prepared.plan, prepared.tuning
+            if tuning is not None:
+                plan = replace(plan, reasons=(*plan.reasons, *tuning.story()))
+            return plan, item, prepared.executable
         except Exception as error:
             if strategy != "auto" or isinstance(error, JaxparError):
                 raise
@@ -117,7 +120,7 @@ def _show_plan(plan: MapPlan, item: ItemProgram | None, batch: Batch) -> Shown:
     ]
     if item is not None:
         rows += [
-            ("batch size", f"{plan.width:,}"),
+            ("batch size", f"{plan.width:,} items together on a {'thread' if plan.strategy == 'thread' else 'device'}"),
             ("chunks", f"{plan.chunks} of {plan.chunk_size:,} items"),
             (
                 "one item",

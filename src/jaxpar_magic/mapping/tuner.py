@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .facts import ItemFacts
 from .planner import CHUNK_SECONDS, LONG_SECONDS, MAX_WIDTH, Resources, Way, may_interleave
+from .result import duration
 
 if TYPE_CHECKING:
     from .tracing import ItemProgram
@@ -85,6 +86,21 @@ class Tuning:
         needed = 1 / GAIN if way.chunk_size and not self.best.chunk_size and self._seconds > LONG_SECONDS else GAIN
         if way != self.best and self.measured[way] < needed * self.measured.get(self.best, math.inf):
             self.best = way
+
+    def story(self) -> list[str]:
+        """What was measured and what may be tried, in a sentence each."""
+        lines = []
+        if self.measured:
+            ways = ", ".join(f"{way_text(w)} {duration(each * self.length)}" for w, each in self.measured.items())
+            lines.append(f"measured: {ways}; the fastest runs")
+        way = self.untried()
+        if way is None:
+            return lines
+        if self._seconds > TRIED_WHOLE_SECONDS or self.best not in self.measured:
+            lines.append(f"a long run gives some of its first chunks to other ways, such as {way_text(way)}")
+        elif self._seconds >= WORTH_SECONDS:
+            lines.append(f"a later call will try {way_text(way)}, when that has been earned")
+        return lines
 
     def next_call(self) -> Way:
         """The way for a call as a whole: the best, or one to try if that has been earned."""
