@@ -99,6 +99,20 @@ def written_shape(source: str) -> Shape | None:
     return (int(match.group(2)),) * (2 if match.group(1) in ("eye", "identity") else 1)
 
 
+def rewritten(failure: Failure, old: str, new: str) -> str:
+    """The user's statement with `old` replaced by `new`; or `new` alone, where no line of the user's holds `old`."""
+    return failure.rewrite(old, new) or new
+
+
+def with_argument(failure: Failure, call: Call | None, old: str, new: str) -> str:
+    """The user's statement with the argument `old` of the call replaced; `new` alone if the call has no such."""
+    if call is None or (old not in call.args and old not in call.keywords.values()):
+        return new
+    arguments = [new if source == old else source for source in call.args]
+    arguments += [f"{name}={new if source == old else source}" for name, source in call.keywords.items()]
+    return rewritten(failure, call.source, f"{call.function}({', '.join(arguments)})")
+
+
 def shape_of(failure: Failure, source: str) -> tuple[int, ...] | None:
     """Shape of a name at the user's line, also of `name.T`; None if not known."""
     name, dot, attribute = source.partition(".")

@@ -10,7 +10,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed
-from ._lines import called_with, enclosed, jax_at_line
+from ._lines import called_with, enclosed, jax_at_line, rewritten
 
 _TRANSFORMS = (
     "jit",
@@ -24,10 +24,6 @@ _TRANSFORMS = (
     "checkpoint",
     "linearize",
 )
-
-
-def _rewritten(failure: Failure, old: str, new: str) -> str:
-    return failure.rewrite(old, new) or new
 
 
 def _called(failure: Failure) -> Call | None:
@@ -75,7 +71,7 @@ def transform_and_call_in_one(failure: Failure) -> Finding | None:
     return Finding(
         what=f"`{call.source}` gives {call.name} the function and its inputs in one call.",
         why=f"{call.function} takes a function and gives back a new function. That one is then called with the inputs.",
-        fixes=[Fix("Call the new function with the inputs", _rewritten(failure, call.source, new))],
+        fixes=[Fix("Call the new function with the inputs", rewritten(failure, call.source, new))],
         facts={"transformation": call.name, "inputs": tuple(inputs)},
     )
 
@@ -95,7 +91,7 @@ def grad_returns_only_the_gradient(failure: Failure) -> Finding | None:
         what=f"The line unpacks {unpacked.group(1)} and {unpacked.group(2)}, and jax.grad gives the gradient alone.",
         why="grad gives a function that returns the gradient. value_and_grad gives one that returns the value too.",
         fixes=[
-            Fix("Ask for value and gradient", _rewritten(failure, call.source, call.changed(function))),
+            Fix("Ask for value and gradient", rewritten(failure, call.source, call.changed(function))),
         ],
         facts={"names": unpacked.groups()},
     )
@@ -195,7 +191,7 @@ def whole_number_needed(failure: Failure) -> Finding | None:
 
 def _replaced(failure: Failure, call: Call, old: str, new: str) -> str:
     head, _, tail = call.source.rpartition(old)
-    return _rewritten(failure, call.source, head + new + tail)
+    return rewritten(failure, call.source, head + new + tail)
 
 
 @rule("JPX0830", "more-items-than-there-are", types=("ValueError",), priority=10,
@@ -224,9 +220,9 @@ def more_items_than_there_are(failure: Failure) -> Finding | None:
         new = str(size - 1)
     code = None
     if call is not None and len(call.args) > 1:
-        code = _rewritten(failure, call.source, f"{call.function}({', '.join([call.args[0], new, *call.args[2:]])})")
+        code = rewritten(failure, call.source, f"{call.function}({', '.join([call.args[0], new, *call.args[2:]])})")
     elif call is not None and "k" in call.keywords:
-        code = _rewritten(failure, call.source, call.changed(k=new))
+        code = rewritten(failure, call.source, call.changed(k=new))
     return Finding(
         what=what,
         why="The number of results is fixed when the program is compiled, so there must be at least as many items.",
@@ -302,7 +298,7 @@ def value_not_among_the_choices(failure: Failure) -> Finding | None:
         best = close[0] if close else choices[0]
         code = f"{keyword}={best!r}"
         if call is not None and keyword in call.keywords:
-            code = _rewritten(failure, call.source, call.changed(**{keyword: repr(best)}))
+            code = rewritten(failure, call.source, call.changed(**{keyword: repr(best)}))
         elif call is not None and given:
             quoted = next((a for a in call.args if a.strip("'\"") == given), None)
             code = _replaced(failure, call, quoted, repr(best)) if quoted else code
@@ -350,7 +346,7 @@ def static_argnames_is_no_name(failure: Failure) -> Finding | None:
             fixes=[
                 Fix(
                     f"Use {wanted}" if names else "Give a whole number",
-                    _rewritten(failure, call.source, call.changed(**{keyword: None, wanted: whole})),
+                    rewritten(failure, call.source, call.changed(**{keyword: None, wanted: whole})),
                 )
             ],
             facts={"keyword": keyword, "value": value},

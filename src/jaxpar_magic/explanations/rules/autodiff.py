@@ -8,6 +8,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, product, sizes
+from ._lines import rewritten
 
 _REVERSE = ("grad", "value_and_grad", "jacrev", "jacobian")
 _DERIVATIVES = (*_REVERSE, "jacfwd", "hessian", "vjp", "jvp", "linearize")
@@ -57,7 +58,7 @@ def grad_needs_a_scalar(failure: Failure) -> Finding | None:
     each = "jax.vmap(jax.grad(f))(xs)"
     if inner is not None and function:
         mapped = f"jax.vmap({inner.source})"
-        each = failure.rewrite(inner.source, mapped) or mapped
+        each = rewritten(failure, inner.source, mapped)
         reduced = ".reshape(())" if product(shape) == 1 else ".sum()"
         new = f"{inner.function}(lambda *args: {_applied(function)}{reduced}{_options(inner)})"
         jacobian = f"jax.jacrev({function}{_options(inner)})"
@@ -405,7 +406,7 @@ def tangents_do_not_fit(failure: Failure) -> Finding | None:
             new = f"{call.function}({call.args[0]}, ({given},), ({call.args[2]},))"
         else:
             new = f"{call.function}({call.args[0]}, {given}, jax.tree.map(jax.numpy.ones_like, {given}))"
-        code = failure.rewrite(call.source, new) or new
+        code = rewritten(failure, call.source, new)
     title = "Put value and tangent into tuples" if kinds else "Make the tangents from the values (here: ones)"
     return Finding(
         what=what,
@@ -916,7 +917,7 @@ def argnums_beyond_arguments(failure: Failure) -> Finding | None:
         fixes.append(
             Fix(
                 "Pass by position what is differentiated (in the order of the function's parameters)",
-                failure.rewrite(outer.source, new) or new,
+                rewritten(failure, outer.source, new),
             )
         )
     else:
@@ -1075,7 +1076,7 @@ def transform_needs_a_function(failure: Failure) -> Finding | None:
         if inside and call is not None:
             new = f"{call.function}({inside.group(1)}{_options(call)})({inside.group(2)})"
             fixes.append(
-                Fix("Give the function first, and the arguments afterwards", failure.rewrite(call.source, new) or new)
+                Fix("Give the function first, and the arguments afterwards", rewritten(failure, call.source, new))
             )
         else:
             fixes.append(Fix("Give the function first, and the arguments afterwards", "jax.grad(f)(x)"))

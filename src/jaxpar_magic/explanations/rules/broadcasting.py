@@ -9,7 +9,7 @@ from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import array_type, listed, product, sizes
-from ._lines import Shape, broadcast_together, called_with, enclosed, named, nodes, operands, printed_shapes
+from ._lines import Shape, broadcast_together, called_with, enclosed, named, nodes, operands, printed_shapes, rewritten
 
 _BROADCAST_WHY = (
     "Shapes are compared from the right, axis by axis: two sizes fit if they are equal or one of them is 1. "
@@ -144,7 +144,7 @@ def _index_arrays(failure: Failure, a: tuple[int, ...], b: tuple[int, ...]) -> F
         why="x[rows, columns] gives x[rows[0], columns[0]], x[rows[1], columns[1]], … as in numpy. For every row with "
         "every column, jnp.ix_ makes the indices.",
         fixes=[
-            Fix("Take every row with every column", failure.rewrite(segment, grid) or grid),
+            Fix("Take every row with every column", rewritten(failure, segment, grid)),
             Fix(f"Or take {short} pairs", f"{enclosed(holder)}[{pairs}]"),
         ],
         facts={"shapes": (a, b)},
@@ -311,7 +311,7 @@ def lax_does_not_broadcast(failure: Failure) -> Finding | None:
     code = f"jnp.{_LAX.get(name, name)}(a, b)"
     if call is not None and len(call.args) > 1:
         new = f"jnp.{_LAX.get(name, name)}({', '.join(call.args)})"
-        code = failure.rewrite(call.source, new) or new
+        code = rewritten(failure, call.source, new)
     return Finding(
         what=f"lax.{name} got arrays with {listed([str(n) for n in sorted(set(counts))])} axes; it needs equal shapes.",
         why="The functions of jax.lax are the bare operations: they do not broadcast. Those of jax.numpy do.",

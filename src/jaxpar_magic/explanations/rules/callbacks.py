@@ -8,6 +8,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, sizes
+from ._lines import rewritten
 
 _CALLBACKS = ("pure_callback", "io_callback", "callback")
 
@@ -323,7 +324,7 @@ def debug_print_format(failure: Failure) -> Finding | None:
         fmt = re.sub(r"\{(\w+)(![rsa])?(:[^{}]*)?\}", r"{\1\3}", call.args[0][1:])
         names = dict.fromkeys(re.findall(r"\{(\w+)(?:[!:][^{}]*)?\}", call.args[0]))
         new = f"{call.function}({fmt}, {', '.join(f'{n}={n}' for n in names)})"
-        fixes.append(Fix("No f before the string; pass the values by name", failure.rewrite(call.source, new) or new))
+        fixes.append(Fix("No f before the string; pass the values by name", rewritten(failure, call.source, new)))
     else:
         fixes.append(
             Fix("One {} for each value, and no f before the string", "jax.debug.print('x = {}, y = {}', x, y)")

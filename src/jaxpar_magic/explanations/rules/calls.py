@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from ..context import Call, Failure
+from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted
-from ._lines import ARRAY, jax_at_line, operands
+from ._lines import ARRAY, called_with, jax_at_line, operands, rewritten
 
 _JAX_CALL = r"(?:jnp|jax|lax|np|numpy|jr|jrandom|random|nn|jso|io_callback|pure_callback)\b"
 
@@ -16,15 +16,6 @@ _JAX_CALL = r"(?:jnp|jax|lax|np|numpy|jr|jrandom|random|nn|jso|io_callback|pure_
 def _line(failure: Failure) -> str:
     user = failure.user
     return (user.segment or user.statement or user.source or "") if user is not None else ""
-
-
-def _rewritten(failure: Failure, old: str, new: str) -> str:
-    return failure.rewrite(old, new) or new
-
-
-def _calls(failure: Failure, *names: str) -> Call | None:
-    calls = failure.user.calls if failure.user is not None else ()
-    return next((call for call in calls if call.name in names), None)
 
 
 # -- devices ---------------------------------------------------------------------------------------
@@ -42,7 +33,7 @@ def no_such_device(failure: Failure) -> Finding | None:
     number = held.value if held is not None else index
     there = f"there {'is' if have == 1 else 'are'} {counted(have, 'device')}" if have else "there are fewer devices"
     last = f" (0 to {have - 1})" if have and have > 1 else " (number 0)" if have == 1 else ""
-    fixes = [Fix("Use one that there is", _rewritten(failure, source, f"jax.{match.group(1)}({match.group(2)})[0]"))]
+    fixes = [Fix("Use one that there is", rewritten(failure, source, f"jax.{match.group(1)}({match.group(2)})[0]"))]
     if failure.environment.platform in ("cpu", None) and str(number).isdigit():
         need = int(str(number)) + 1
         fixes.append(
@@ -100,7 +91,7 @@ def jit_on_a_named_device(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Give the device itself",
-                _rewritten(failure, call.source, call.changed(device=f'jax.devices("{kind}")[0]')),
+                rewritten(failure, call.source, call.changed(device=f'jax.devices("{kind}")[0]')),
             ),
             Fix(
                 "Or put the inputs on the device, and leave device away",
@@ -116,7 +107,7 @@ def jit_on_a_named_device(failure: Failure) -> Finding | None:
 
 @rule("JPX0725", "associative-scan-function", types=("IndexError", "TypeError", "ValueError"))
 def associative_scan_function(failure: Failure) -> Finding | None:
-    call = _calls(failure, "associative_scan")
+    call = called_with(failure, "associative_scan")
     if call is None or not call.args or failure.from_jax is False:
         return None
     if not failure.search(
@@ -155,11 +146,11 @@ def sizes_need_brackets(failure: Failure) -> Finding | None:
     if match is None:
         return None
     function, wrote, meant = match.groups()
-    call = _calls(failure, function)
+    call = called_with(failure, function)
     if call is not None and len(call.args) > 1:
         first = call.args[0] if not call.args[0].startswith("(") else call.args[0][1:-1]
         new = f"{call.function}(({', '.join([first, *call.args[1:]])}))"
-        code = _rewritten(failure, call.source, new)
+        code = rewritten(failure, call.source, new)
     else:
         code = f"jnp.{function}({meant})"
     return Finding(
@@ -179,7 +170,7 @@ def sizes_need_brackets(failure: Failure) -> Finding | None:
     priority=12,
 )
 def sizes_of_a_call_need_brackets(failure: Failure) -> Finding | None:
-    call = _calls(failure, "reshape", "normal", "uniform", "broadcast_to", "randint", "truncated_normal")
+    call = called_with(failure, "reshape", "normal", "uniform", "broadcast_to", "randint", "truncated_normal")
     if call is None or not re.match(_JAX_CALL, call.function) or failure.from_jax is False:
         return None
     given = list(call.args[1:])
@@ -195,7 +186,7 @@ def sizes_of_a_call_need_brackets(failure: Failure) -> Finding | None:
     return Finding(
         what=f"`{call.source}` gives the sizes of the shape one by one; they belong into one pair of brackets.",
         why=f"{call.function} takes the shape as one argument, a tuple; the next argument is something else.",
-        fixes=[Fix("Put the sizes into brackets", _rewritten(failure, call.source, new))],
+        fixes=[Fix("Put the sizes into brackets", rewritten(failure, call.source, new))],
         facts={"function": call.function, "sizes": tuple(given)},
     )
 
@@ -204,7 +195,7 @@ def sizes_of_a_call_need_brackets(failure: Failure) -> Finding | None:
       clues=("integer scalar arrays can be converted", "requires ndarray", "expected a sequence", "not iterable",
              "int() argument must be", "Zero-dimensional", "but got"))  # fmt: skip
 def arrays_to_join_one_by_one(failure: Failure) -> Finding | None:
-    call = _calls(failure, "stack", "hstack", "vstack", "dstack", "concatenate", "concat", "column_stack", "block")
+    call = called_with(failure, "stack", "hstack", "vstack", "dstack", "concatenate", "concat", "column_stack", "block")
     if call is None or not re.match(r"(?:jnp|jax\.numpy)\.", call.function) or len(call.args) < 2:
         return None
     second = failure.variable(call.args[1])
@@ -217,7 +208,7 @@ def arrays_to_join_one_by_one(failure: Failure) -> Finding | None:
     return Finding(
         what=f"{call.name} got {len(call.args)} separate arrays, and takes one list of them.",
         why="The arrays to be joined come as one list or tuple; the next argument is the axis.",
-        fixes=[Fix("Put the arrays into a list", _rewritten(failure, call.source, new))],
+        fixes=[Fix("Put the arrays into a list", rewritten(failure, call.source, new))],
         facts={"arguments": call.args},
     )
 
@@ -234,7 +225,7 @@ def axis_named_twice(failure: Failure) -> Finding | None:
     call = next((c for c in (failure.user.calls if failure.user else ()) if "axis" in c.keywords), None)
     code = f"x.sum(axis={new})"
     if call is not None and axes:
-        code = _rewritten(failure, call.source, call.changed(axis=new))
+        code = rewritten(failure, call.source, call.changed(axis=new))
     return Finding(
         what=f"The same axis is named more than once: {shown}.",
         why="Each axis can be summed, moved or dropped once. Negative numbers count from the end, so -1 may be the "
@@ -273,7 +264,7 @@ def no_such_axis_of_call(failure: Failure) -> Finding | None:
     match = failure.search(r"^index (-?\d+) is out of bounds for axis 0 with size (\d+)$")
     if match is None or not jax_at_line(failure):
         return None
-    call = _calls(failure, "swapaxes", "moveaxis", "transpose", "rollaxis") or next(
+    call = called_with(failure, "swapaxes", "moveaxis", "transpose", "rollaxis") or next(
         (c for c in (failure.user.calls if failure.user else ()) if c.keywords.get("axis") == match.group(1)), None
     )
     if call is None:
@@ -284,7 +275,7 @@ def no_such_axis_of_call(failure: Failure) -> Finding | None:
             what=f"`{call.source}` names axis {axis}, but the array has {counted(rank, 'axis')} (0 to {rank - 1}).",
             why="Axes are counted from 0, or from the end with -1.",
             fixes=[
-                Fix("Name the last axis", _rewritten(failure, call.source, call.changed(axis="-1"))),
+                Fix("Name the last axis", rewritten(failure, call.source, call.changed(axis="-1"))),
             ],
             facts={"axis": axis, "rank": rank},
         )
@@ -296,8 +287,8 @@ def no_such_axis_of_call(failure: Failure) -> Finding | None:
         what=f"`{call.source}` names axis {axis}, but the array has {counted(rank, 'axis')} (0 to {rank - 1}).",
         why="Axes are counted from 0.",
         fixes=[
-            Fix("Name an axis that exists", _rewritten(failure, call.source, new)),
-            Fix("Or count from the end: -1 is always the last axis", _rewritten(failure, call.source, last)),
+            Fix("Name an axis that exists", rewritten(failure, call.source, new)),
+            Fix("Or count from the end: -1 is always the last axis", rewritten(failure, call.source, last)),
         ],
         facts={"axis": axis, "rank": rank},
     )
@@ -318,7 +309,7 @@ def convolution_of_other_rank(failure: Failure) -> Finding | None:
         new = f"({x})[None]" if not re.fullmatch(r"[\w.]+", x) else f"{x}[None]"
         code = f"y = convolve({new}, kernel)[0]"
         if call is not None:
-            code = _rewritten(failure, call.source, call.source.replace(x, new, 1))
+            code = rewritten(failure, call.source, call.source.replace(x, new, 1))
         fixes.insert(0, Fix("Give a batch of one image: a leading axis of size 1", code))
     return Finding(
         what=f"The images have {counted(images, 'axis')} and the kernel has {kernel}; a convolution needs as many.",
@@ -352,7 +343,7 @@ def slice_of_fractions(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Make whole numbers of the bounds (cuts the fraction off)",
-                _rewritten(failure, match.group(), f"{holder}[{new}]"),
+                rewritten(failure, match.group(), f"{holder}[{new}]"),
             )
         ],
         facts={"index": inside},
@@ -431,14 +422,14 @@ def dtype_name_unknown(failure: Failure) -> Finding | None:
 def operation_lacks_dtype(failure: Failure) -> Finding | None:
     which = failure.search(r"^select `which` must be boolean or integer type, got (\w+)")
     if which is not None:
-        call = _calls(failure, "select", "select_n")
+        call = called_with(failure, "select", "select_n")
         test = call.args[0] if call is not None and call.args else "which"
         new = call.source.replace(test, f"({test}) != 0", 1) if call is not None else "jax.lax.select(which != 0, x, y)"
         return Finding(
             what=f"lax.select chooses by `{test}`, which is of type {which.group(1)}, not bool.",
             why="lax.select takes True or False for each element. jax.lax neither casts nor broadcasts.",
             fixes=[
-                Fix("Make bools of it", _rewritten(failure, call.source, new) if call is not None else new),
+                Fix("Make bools of it", rewritten(failure, call.source, new) if call is not None else new),
                 Fix("Or use jnp.where, which does that by itself", "jnp.where(which, x, y)"),
             ],
             facts={"dtype": which.group(1), "operation": "select"},
@@ -453,7 +444,7 @@ def operation_lacks_dtype(failure: Failure) -> Finding | None:
     if call is not None and call.args:
         x = call.args[0]
         held = x if re.fullmatch(r"[\w.]+(?:\(.*\))?", x) else f"({x})"
-        code = _rewritten(failure, call.source, call.source.replace(x, f"{held}.astype('float32')", 1))
+        code = rewritten(failure, call.source, call.source.replace(x, f"{held}.astype('float32')", 1))
     return Finding(
         what=f"{named} does not take {dtype}.",
         why="Matrix factorisations (Cholesky, LU, QR, eigenvalues, solve) come from LAPACK and cuSOLVER, which have "
@@ -502,10 +493,10 @@ def sparse_array_in_dense_function(failure: Failure) -> Finding | None:
     if match is None:
         return None
     function, kind = match.groups()
-    call = _calls(failure, function) if function else failure.outer_call
+    call = called_with(failure, function) if function else failure.outer_call
     code = "y = jnp.sin(x.todense())"
     if call is not None and call.args:
-        code = _rewritten(failure, call.source, call.source.replace(call.args[0], f"({call.args[0]}).todense()", 1))
+        code = rewritten(failure, call.source, call.source.replace(call.args[0], f"({call.args[0]}).todense()", 1))
     return Finding(
         what=f"{f'jnp.{function}' if function else 'A function'} got a sparse matrix ({kind}), and takes ordinary "
         "arrays.",
@@ -551,7 +542,7 @@ def python_number_where_an_array_is_needed(failure: Failure) -> Finding | None:
             fixes=[
                 Fix(
                     "Give shape and dtype",
-                    _rewritten(
+                    rewritten(
                         failure,
                         call.source,
                         f"{call.function}({', '.join([call.args[0], promised, *call.args[2:]])})",
@@ -583,7 +574,7 @@ def python_number_where_an_array_is_needed(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Make an array of it",
-                _rewritten(failure, call.source, array),
+                rewritten(failure, call.source, array),
             )
         ],
         facts={"argument": wanted, "type": kind},
@@ -604,7 +595,7 @@ def initializer_needs_a_key(failure: Failure) -> Finding | None:
     call = failure.outer_call
     code = "weights = init(jax.random.key(0), (3, 4))"
     if call is not None and call.args:
-        code = "key = jax.random.key(0)\n" + _rewritten(
+        code = "key = jax.random.key(0)\n" + rewritten(
             failure, call.source, f"{call.function}({', '.join(['key', *call.args])})"
         )
     return Finding(
@@ -646,7 +637,7 @@ def static_argnums_is_a_name(failure: Failure) -> Finding | None:
     return Finding(
         what=f"{given}={value} gives a name, and {given} takes positions (0, 1, …).",
         why=f"{given} counts the positional arguments from 0." + (f" {name} takes names." if by_name else ""),
-        fixes=[Fix(f"Use {name}" if by_name else "Give the position", _rewritten(failure, call.source, new))],
+        fixes=[Fix(f"Use {name}" if by_name else "Give the position", rewritten(failure, call.source, new))],
         facts={"keyword": given, "value": value},
     )
 
@@ -666,7 +657,7 @@ def optimizer_method_not_in_jax(failure: Failure) -> Finding | None:
     old = call.keywords.get("method") if call is not None else None
     code = "result = jax.scipy.optimize.minimize(f, x0, method='BFGS')"
     if call is not None and old is not None:
-        code = _rewritten(failure, call.source, call.changed(method='"BFGS"'))
+        code = rewritten(failure, call.source, call.changed(method='"BFGS"'))
     return Finding(
         what=f"jax.scipy.optimize.minimize has no method {method}; it has BFGS.",
         why="JAX has a small part of scipy.optimize. SciPy's own takes functions of JAX, and gradients from jax.grad.",
@@ -737,8 +728,8 @@ def name_not_in_jax(failure: Failure) -> Finding | None:
             what=f"jax.numpy has no {name}; Python's own {own} is meant, or a type with its size, jnp.{sized}.",
             why=f"numpy once had np.{name} as another name of Python's {own}; it is gone there too.",
             fixes=[
-                Fix(f"Use Python's {own}", _rewritten(failure, old, own)),
-                Fix(f"Or jnp.{sized}", _rewritten(failure, old, f"jnp.{sized}")),
+                Fix(f"Use Python's {own}", rewritten(failure, old, own)),
+                Fix(f"Or jnp.{sized}", rewritten(failure, old, f"jnp.{sized}")),
             ],
             facts={"name": f"{module}.{name}"},
         )
@@ -771,11 +762,11 @@ def meshgrid_of_rows(failure: Failure) -> Finding | None:
     match = failure.search(r"Arguments to jax\.numpy\.meshgrid must be 1D, got shapes (\[.*?\])$")
     if match is None:
         return None
-    call = _calls(failure, "meshgrid")
+    call = called_with(failure, "meshgrid")
     new = "jnp.meshgrid(x.ravel(), y.ravel())"
     if call is not None:
         flat = [f"jnp.ravel({a})" for a in call.args]
-        new = _rewritten(failure, call.source, f"{call.function}({', '.join(flat)})")
+        new = rewritten(failure, call.source, f"{call.function}({', '.join(flat)})")
     return Finding(
         what=f"meshgrid takes arrays of one axis each, and got shapes {match.group(1)}.",
         why="Each argument holds the positions along one direction of the grid.",
@@ -822,7 +813,7 @@ def text_plus_array(failure: Failure) -> Finding | None:
     if line is not None and re.match(r"([\"'])", line[0]):
         inner = line[0][1:-1]
         written = f'f"{inner}{{{line[2]}}}"'
-        code = _rewritten(failure, f"{line[0]} + {line[2]}", written) if not traced else written
+        code = rewritten(failure, f"{line[0]} + {line[2]}", written) if not traced else written
     fixes = [Fix("Put the array into the text", code)]
     if traced:
         fixes = [Fix("Print while the compiled function runs", 'jax.debug.print("loss: {}", x)')]
@@ -838,7 +829,7 @@ def _number_from_text(failure: Failure, kind: str) -> Finding:
     line = operands(failure)
     text = line[2] if line is not None else "text"
     number = f"float({text})"
-    code = _rewritten(failure, text, number) if line is not None else f"x + {number}"
+    code = rewritten(failure, text, number) if line is not None else f"x + {number}"
     return Finding(
         what=f"A JAX array ({kind.rsplit('.', 1)[-1]}) and the text `{text}` cannot be combined.",
         why="What comes from input(), the command line or a file is text, also if it looks like a number.",
@@ -862,9 +853,7 @@ def array_is_no_function(failure: Failure) -> Finding | None:
             what=f"{shape.group(2)} of an array is no method: it needs no brackets.",
             why="An array knows its shape, dtype and number of axes as plain attributes. (torch has methods such as "
             "size() for some.)",
-            fixes=[
-                Fix("Leave the brackets away", _rewritten(failure, shape.group(), shape.group().removesuffix("()")))
-            ],
+            fixes=[Fix("Leave the brackets away", rewritten(failure, shape.group(), shape.group().removesuffix("()")))],
             facts={"attribute": shape.group(2)},
         )
     call = failure.outer_call
@@ -917,10 +906,10 @@ def unknown_argument(failure: Failure) -> Finding | None:
     fixes = [Fix("See what the function takes", f"help({call.function})")]
     if meant is not None:
         new = re.sub(rf"\b{keyword}(\s*=(?!=))", rf"{meant}\1", call.source)
-        fixes.insert(0, Fix(f"The argument is called {meant}", _rewritten(failure, call.source, new)))
+        fixes.insert(0, Fix(f"The argument is called {meant}", rewritten(failure, call.source, new)))
     else:
         new = call.changed(**{keyword: None})
-        fixes.insert(0, Fix("Leave it away", _rewritten(failure, call.source, new)))
+        fixes.insert(0, Fix("Leave it away", rewritten(failure, call.source, new)))
     return Finding(
         what=f"{call.function} has no argument {keyword}; it takes {', '.join(parameters[:8])}"
         f"{', …' if len(parameters) > 8 else ''}.",
@@ -969,7 +958,7 @@ def not_a_sharding(failure: Failure) -> Finding | None:
     sharding = "jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())"
     code = f"jax.jit(function, {keyword}={sharding})"
     if call is not None and keyword in call.keywords:
-        code = _rewritten(failure, call.source, call.changed(**{keyword: sharding}))
+        code = rewritten(failure, call.source, call.changed(**{keyword: sharding}))
     return Finding(
         what=f"{keyword} is {got!r}, which is no sharding.",
         why="A sharding says over which devices, and along which axes, an array is split. An empty PartitionSpec() "
@@ -984,7 +973,7 @@ def not_a_sharding(failure: Failure) -> Finding | None:
 
 @rule("JPX0232", "mesh-and-spec-swapped", types=("AttributeError", "TypeError"))
 def mesh_and_spec_swapped(failure: Failure) -> Finding | None:
-    call = _calls(failure, "NamedSharding")
+    call = called_with(failure, "NamedSharding")
     if call is None or len(call.args) != 2 or failure.from_jax is False:
         return None
     first, second = call.args
@@ -997,7 +986,7 @@ def mesh_and_spec_swapped(failure: Failure) -> Finding | None:
     return Finding(
         what=f"NamedSharding got the spec `{first}` first and `{second}` second; the mesh comes first.",
         why="NamedSharding(mesh, spec) says on which mesh the names of the spec are.",
-        fixes=[Fix("Swap them", _rewritten(failure, call.source, f"{call.function}({second}, {first})"))],
+        fixes=[Fix("Swap them", rewritten(failure, call.source, f"{call.function}({second}, {first})"))],
         facts={"first": first, "second": second},
     )
 
@@ -1018,7 +1007,7 @@ def unpacked_without_aux(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "If the function returns a pair: say that the second is only passed along",
-                _rewritten(failure, call.source, call.changed(has_aux="True")),
+                rewritten(failure, call.source, call.changed(has_aux="True")),
             ),
             Fix(
                 "If it returns one number: unpack one",

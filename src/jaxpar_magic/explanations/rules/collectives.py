@@ -9,6 +9,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed
+from ._lines import rewritten
 
 _COLLECTIVES = (
     "psum",
@@ -116,7 +117,7 @@ def _unbound(failure: Failure, name: str, *, guess: bool = False) -> Finding:
         ]
         if kind in ("pmap", "vmap") and outer is not None:
             new = outer.source.replace(outer.keywords["axis_name"], repr(name))
-            fixes.append(Fix(f"Or name the axis of {kind} so", failure.rewrite(outer.source, new) or new))
+            fixes.append(Fix(f"Or name the axis of {kind} so", rewritten(failure, outer.source, new)))
         return Finding(
             what=f"{used} names the axis {name!r}, and no map around it has an axis of that name. {owner} "
             f"{listed([repr(a) for a in axes])}.",
@@ -502,7 +503,7 @@ def axis_does_not_match_devices(failure: Failure) -> Finding | None:
     fixes = []
     if not tiled and size % count == 0 and call is not None:
         new = f"{call.source[:-1]}, tiled=True)"
-        fixes.append(Fix("Let each device have several rows", failure.rewrite(call.source, new) or new))
+        fixes.append(Fix("Let each device have several rows", rewritten(failure, call.source, new)))
     padded = -(-size // count) * count
     if padded != size:
         fixes.append(

@@ -8,6 +8,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import sizes
+from ._lines import rewritten
 
 # What makes a NaN or an infinity out of good numbers, and what to write instead.
 _REASONS = {
@@ -210,9 +211,9 @@ def checkify_of_a_batched_loop(failure: Failure) -> Finding | None:
         vmap, function, rest = mapped.groups()
         keywords = "".join(f", {k}={v}" for k, v in call.keywords.items())
         new = f"{vmap}({call.function}({function}{keywords}){rest})"
-        code = failure.rewrite(call.source, new) or new
+        code = rewritten(failure, call.source, new)
         mapped_in_turn = f"{call.function}(lambda xs: jax.lax.map({function}, xs){keywords})"
-        one_by_one = failure.rewrite(call.source, mapped_in_turn) or mapped_in_turn
+        one_by_one = rewritten(failure, call.source, mapped_in_turn)
     fixes = [
         Fix("Put vmap outside: map the checked function", code),
         Fix("Or let lax.map take one item after the other, in place of vmap", one_by_one),

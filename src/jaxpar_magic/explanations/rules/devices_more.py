@@ -9,6 +9,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, device_count_fix, listed
+from ._lines import rewritten
 
 # Flags that people set by hand; the names of all are only in the compiled library.
 _FLAGS = (
@@ -253,7 +254,7 @@ def bad_config_value(failure: Failure) -> Finding | None:
         truth = "False" if value.strip("'\"").lower() in ("0", "false", "no", "off", "none", "") else "True"
         what = f"The setting {name} got {value} ({given.group(1)}), and must be True or False."
         new = f"{call.function}({name}, {truth})"
-        fixes = [Fix("Give it True or False", failure.rewrite(call.source, new) or new)]
+        fixes = [Fix("Give it True or False", rewritten(failure, call.source, new))]
         facts = {"option": name, "value": value}
     elif kind is not None:
         want = kind.group(2) if kind.group(1) == "enum" else f"of type {kind.group(2) or kind.group(1)}"

@@ -8,7 +8,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed
-from ._lines import enclosed, operands
+from ._lines import enclosed, operands, rewritten
 
 _X64_WHY = (
     "JAX works with 32-bit numbers unless 64-bit types are switched on, since accelerators are much faster with them."
@@ -265,7 +265,7 @@ def lax_needs_equal_dtypes(failure: Failure) -> Finding | None:
     if tip and call is not None:
         function = f"jax.numpy.{tip.split('.')[1]}"
         new = call.source.replace(call.function, function, 1)
-        fixes.append(Fix("Use the function of jax.numpy, which casts", failure.rewrite(call.source, new) or new))
+        fixes.append(Fix("Use the function of jax.numpy, which casts", rewritten(failure, call.source, new)))
     elif tip:
         fixes.append(Fix("Use the function of jax.numpy, which casts", f"{tip}(x, y)"))
     if call is not None and len(call.args) == len(dtypes):
@@ -274,13 +274,13 @@ def lax_needs_equal_dtypes(failure: Failure) -> Finding | None:
         ]
         rest = [f"{k}={v}" for k, v in call.keywords.items()]
         new = f"{call.function}({', '.join([*args, *rest])})"
-        fixes.append(Fix(f"Cast to {target}", failure.rewrite(call.source, new) or new))
+        fixes.append(Fix(f"Cast to {target}", rewritten(failure, call.source, new)))
     elif call is not None and name in ("select", "dynamic_update_slice", "clamp"):
         # the first of select is the condition, the third of dynamic_update_slice the place
         casted = {"select": call.args[1:3], "dynamic_update_slice": call.args[:2]}.get(name, call.args)
         args = [f"jax.numpy.asarray({a}, {target!r})" if a in casted else a for a in call.args]
         new = f"{call.function}({', '.join([*args, *(f'{k}={v}' for k, v in call.keywords.items())])})"
-        fixes.append(Fix(f"Cast to {target}", failure.rewrite(call.source, new) or new))
+        fixes.append(Fix(f"Cast to {target}", rewritten(failure, call.source, new)))
     else:
         fixes.append(Fix(f"Cast to {target}", f"jax.lax.{name}(x.astype({target!r}), y.astype({target!r}))"))
     return Finding(
@@ -303,7 +303,7 @@ def rfft_of_complex(failure: Failure) -> Finding | None:
     fixes = []
     if call is not None and call.name.startswith("rfft"):
         new = call.source.replace(call.function, call.function.replace("rfft", "fft"), 1)
-        fixes.append(Fix("Use the transform of complex values", failure.rewrite(call.source, new) or new))
+        fixes.append(Fix("Use the transform of complex values", rewritten(failure, call.source, new)))
     fixes.append(Fix("Or transform the real part only", f"jnp.fft.rfft(jnp.real({x}))"))
     return Finding(
         what=f"rfft takes real values, and `{x}` is complex.",
@@ -347,7 +347,7 @@ def operation_does_not_take_dtype(failure: Failure) -> Finding | None:
     elif "floating" in kinds and not dtype.startswith(("float", "bfloat", "complex")):
         if call is not None and call.args and call.function.split(".")[0] in ("lax", "jax"):
             new = call.source.replace(call.args[0], f"jax.numpy.asarray({call.args[0]}, float)", 1)
-            fixes.append(Fix("Pass floating-point numbers", failure.rewrite(call.source, new) or new))
+            fixes.append(Fix("Pass floating-point numbers", rewritten(failure, call.source, new)))
         else:
             fixes.append(Fix("Pass floating-point numbers", "x.astype(float)"))
     elif "integer" in kinds and "floating" not in kinds:

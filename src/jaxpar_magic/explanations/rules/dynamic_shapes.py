@@ -9,7 +9,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import array_type, listed
-from ._lines import enclosed, nodes, shape_of, static_fix
+from ._lines import enclosed, nodes, rewritten, shape_of, static_fix
 from .tracers import tracing
 
 _WHY = (
@@ -341,7 +341,7 @@ def result_length_depends_on_values(failure: Failure) -> Finding | None:
     counted_ = re.search(r"\blen\((jnp\.(?:nonzero|flatnonzero|where|argwhere)\((\w+)\)(?:\[0\])?)\)", line)
     if counted_ is not None:  # only the number of items is wanted
         new = f"jnp.count_nonzero({counted_.group(2)})"
-        fixes.append(Fix("Count them, which needs no list of them", failure.rewrite(counted_.group(), new) or new))
+        fixes.append(Fix("Count them, which needs no list of them", rewritten(failure, counted_.group(), new)))
     if name == "roots":
         roots = failure.call("roots")
         x = roots.args[0] if roots is not None and roots.args else "coefficients"
@@ -360,7 +360,7 @@ def result_length_depends_on_values(failure: Failure) -> Finding | None:
             new = f"{call.function}({', '.join(arguments)}, assume_unique_indices=True)" if call is not None else ""
             if call is not None:
                 fixes.append(
-                    Fix("If it is an array of different indices, say so", failure.rewrite(call.source, new) or new)
+                    Fix("If it is an array of different indices, say so", rewritten(failure, call.source, new))
                 )
             x = arguments[0] if arguments else "x"
             index = arguments[1] if len(arguments) > 1 else "index"
@@ -385,7 +385,7 @@ def result_length_depends_on_values(failure: Failure) -> Finding | None:
             part = f"functools.partial({bare.args[0]}, {code.format(x=enclosed(of[0]), y=enclosed(of[1]))})"
             new = bare.source.replace(bare.args[0], part, 1)
             fixes.append(
-                Fix(f"Fix the length of the result with {argument_name}=", failure.rewrite(bare.source, new) or new)
+                Fix(f"Fix the length of the result with {argument_name}=", rewritten(failure, bare.source, new))
             )
         elif call is not None:
             by_position = 3 if name.startswith("segment") else len(call.args)
@@ -401,7 +401,7 @@ def result_length_depends_on_values(failure: Failure) -> Finding | None:
             title = f"Fix the length of the result with {argument_name}="
             if "=100" in code:
                 title += " (100: as long as it can get)"
-            fixes.append(Fix(title, failure.rewrite(call.source, new) or new))
+            fixes.append(Fix(title, rewritten(failure, call.source, new)))
         else:
             function_name = name if name.startswith("segment") else f"jnp.{name}"
             fixes.append(Fix(f"Fix the length of the result with {argument_name}=", f"{function_name}(x, {code})"))
@@ -513,7 +513,7 @@ def _slice_fixes(failure: Failure, subscript: ast.Subscript, part: ast.Slice, ax
             if set(others) != {":"}:
                 new += f"[{', '.join(others)}]"
         title = f"Take {length} items from a traced start (near the end it starts earlier, so that all fit)"
-        fixes.append(Fix(title, failure.rewrite(whole, new) or new))
+        fixes.append(Fix(title, rewritten(failure, whole, new)))
         return fixes
     index = f"jnp.arange({enclosed(x)}.shape[{axis}])"
     tests = [f"({index} >= {enclosed(low)})"] if part.lower is not None else []
@@ -525,7 +525,7 @@ def _slice_fixes(failure: Failure, subscript: ast.Subscript, part: ast.Slice, ax
             source, method = reduction
             start = {"max": ", initial=-jnp.inf", "min": ", initial=jnp.inf"}.get(method, "")
             new = f"jnp.{method}({x}, where={mask}{start})"
-            fixes.append(Fix(f"Let {method} count only those items", failure.rewrite(source, new) or new))
+            fixes.append(Fix(f"Let {method} count only those items", rewritten(failure, source, new)))
         else:
             fixes.append(Fix("Keep the shape: put 0 outside of the slice", f"jnp.where({mask}, {x}, 0)"))
     fixes.append(
@@ -667,7 +667,7 @@ def shape_of_other_than_whole_numbers(failure: Failure) -> Finding | None:
     if found is not None and size and found[0].name == "reshape" and "None" in size:
         new = found[0].source.replace("None", "-1", 1)
         fixes.append(
-            Fix("Write -1 for the size that follows from the others", failure.rewrite(found[0].source, new) or new)
+            Fix("Write -1 for the size that follows from the others", rewritten(failure, found[0].source, new))
         )
     divided = bool(size and re.search(r"[A-Za-z_/]", size))  # a plain 1.5 is a mistake that int() would hide
     if found is not None and size and divided and match is not None and "." in match.group(1):
@@ -685,7 +685,7 @@ def shape_of_other_than_whole_numbers(failure: Failure) -> Finding | None:
         fixes.append(
             Fix(
                 "Make whole numbers of the sizes (a // b divides to a whole number)",
-                failure.rewrite(call.source, new) or new,
+                rewritten(failure, call.source, new),
             )
         )
     fixes.append(Fix("Give whole numbers", "jnp.zeros((2, 3))"))

@@ -8,7 +8,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed, sizes
-from ._lines import enclosed
+from ._lines import enclosed, rewritten
 from .backend import install_fix
 
 
@@ -21,7 +21,7 @@ def export_needs_a_compiled_function(failure: Failure) -> Finding | None:
     new = f"jax.export.export(jax.jit({function}))"
     if call is not None and call.args:
         changed = call.source.replace(function, f"jax.jit({function})", 1)
-        new = failure.rewrite(call.source, changed) or changed
+        new = rewritten(failure, call.source, changed)
     return Finding(
         what=f"export got `{function}`, which is a plain Python function: it exports what jax.jit gives.",
         why="What is exported is a compiled program; jax.jit says how it is compiled (static arguments, shardings).",

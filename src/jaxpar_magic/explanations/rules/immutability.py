@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
-from ._lines import ARRAY, SIGNS, TRACER
+from ._lines import ARRAY, SIGNS, TRACER, rewritten
 
 _WHY = (
     "A JAX array never changes after it is made: that is what lets JAX compile, differentiate and share it. "
@@ -204,7 +204,7 @@ def at_needs_a_method(failure: Failure) -> Finding | None:
     round_ = next((c for c in (failure.user.calls if failure.user else ()) if c.function.endswith(".at")), None)
     if code is None and round_ is not None:
         new = f"{round_.function}[{', '.join(round_.args)}]"
-        code = failure.rewrite(round_.source, new) or new
+        code = rewritten(failure, round_.source, new)
     return Finding(
         what=f"{name}.at[…] alone changes nothing and cannot be assigned to: it needs a method such as .set(value)."
         if name

@@ -9,7 +9,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, sizes
-from ._lines import enclosed, jax_at_line, nodes, shape_of
+from ._lines import enclosed, jax_at_line, nodes, rewritten, shape_of
 
 
 def _subscript(failure: Failure) -> tuple[str, str, ast.Subscript] | None:
@@ -28,7 +28,7 @@ def _subscript(failure: Failure) -> tuple[str, str, ast.Subscript] | None:
 
 def _rewritten(failure: Failure, node: ast.Subscript, index: str) -> str:
     new = f"{ast.unparse(node.value)}[{index}]"
-    return failure.rewrite(ast.unparse(node), new) or new
+    return rewritten(failure, ast.unparse(node), new)
 
 
 @rule(
@@ -105,7 +105,7 @@ def too_many_indices(failure: Failure) -> Finding | None:
                     )
                 )
         elif not rank:
-            fixes.append(Fix("Use the number itself", failure.rewrite(ast.unparse(node), x) or x))
+            fixes.append(Fix("Use the number itself", rewritten(failure, ast.unparse(node), x)))
     fixes.append(Fix("Look at the shape before this line", f"print(jnp.shape({x}))"))
     why = "An array takes at most one index for each of its axes."
     if mapped is not None:
@@ -173,7 +173,7 @@ def index_is_no_whole_number(failure: Failure) -> Finding | None:
     if take is not None and call is not None and len(call.args) > 1:
         x, index = call.args[:2]
         new = f"{call.function}({x}, jnp.asarray({index}).astype(int))"
-        code = failure.rewrite(call.source, new) or new
+        code = rewritten(failure, call.source, new)
     elif node is not None and isinstance(node.slice, ast.Slice):
         bounds = [node.slice.lower, node.slice.upper, node.slice.step]
         parts = [
@@ -232,7 +232,7 @@ def mask_of_another_shape(failure: Failure) -> Finding | None:
             if isinstance(node.value, ast.Attribute) and node.value.attr == "at":
                 new = f"{x}.at[jnp.nonzero({index})[0]]"
             title = f"Let the mask speak of the first {got[0]} items of the array"
-            fixes.append(Fix(title, failure.rewrite(ast.unparse(node), new) or new))
+            fixes.append(Fix(title, rewritten(failure, ast.unparse(node), new)))
     shape = shape_of(failure, x)
     if shape is not None and node is not None and len(got) == 1 and got[0] in shape[1:]:
         axis = shape.index(got[0], 1)

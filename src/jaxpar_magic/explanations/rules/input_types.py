@@ -11,7 +11,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed
-from ._lines import ARRAY, enclosed, jax_at_line, nodes, operands, static_fix
+from ._lines import ARRAY, enclosed, jax_at_line, nodes, operands, rewritten, static_fix, with_argument
 from .immutability import attribute_call, missing_attribute
 
 _ITERABLES = (
@@ -434,11 +434,7 @@ def _slice_argument(failure: Failure, problem: _Problem) -> Finding:
 
 def _number_of_another_kind(failure: Failure, problem: _Problem) -> Finding:
     source = _argument(failure, problem) or _passed_for(failure, problem) or problem.path or "x"
-    call = failure.outer_call
-    code = f"float({source})"
-    if call is not None and source in call.args:
-        arguments = ", ".join(code if a == source else a for a in call.args)
-        code = failure.rewrite(call.source, f"{call.function}({arguments})") or code
+    code = with_argument(failure, failure.outer_call, source, f"float({source})")
     return Finding(
         what=f"`{source}` is a {problem.name}, and JAX computes with floats and integers of fixed size only.",
         why=f"A {problem.name} is exact, with as many digits as it needs; XLA has no such numbers.",
@@ -465,7 +461,7 @@ def _where_of_two(failure: Failure, call: Call) -> Finding:
         what=f"`{call.source}` says what stands where the condition is true, and not what stands elsewhere.",
         why="where takes one argument (and gives the positions of what is true) or three: the condition, the value if "
         "it is true, and the value if not.",
-        fixes=[Fix("Give the other value too, here 0", failure.rewrite(call.source, new) or new)],
+        fixes=[Fix("Give the other value too, here 0", rewritten(failure, call.source, new))],
         facts={"argument": None, "operation": "where"},
     )
 
@@ -618,7 +614,7 @@ def iterable_is_no_array(failure: Failure) -> Finding | None:
             listing = f"jnp.array({listing})"
         if call.source == f"{call.function}{source}":  # a generator alone shares the brackets of the call
             new = f"{call.function}({listing})"
-            code = failure.rewrite(call.source, new) or new
+            code = rewritten(failure, call.source, new)
         code = code or failure.rewrite(source, listing)
     function = (problem.function if problem is not None else None) or (call.name if call is not None else "JAX")
     word = {"generator": "a generator", "map": "a map object", "zip": "a zip object", "filter": "a filter object"}.get(
@@ -719,7 +715,7 @@ def iterator_to_join(failure: Failure) -> Finding | None:
         what=f"{call.name} got a {made.group(1) if made else held.type if held else 'generator'} object "
         f"(`{call.args[0]}`), which is no array and no list of arrays.",
         why="A generator, map or zip gives its items once, when it is asked; JAX needs a list of them.",
-        fixes=[Fix("Make a list of it", failure.rewrite(call.source, new) or new)],
+        fixes=[Fix("Make a list of it", rewritten(failure, call.source, new))],
         facts={"function": call.name, "argument": call.args[0]},
     )
 
@@ -734,7 +730,7 @@ def array_in_json(failure: Failure) -> Finding | None:
     code = f"json.dumps(data, default={convert})"
     if call is not None and "default" not in call.keywords:
         new = call.changed(default=convert)
-        code = failure.rewrite(call.source, new) or new
+        code = rewritten(failure, call.source, new)
     return Finding(
         what="A JAX array is to be written as JSON, which knows numbers, text, lists and dicts only.",
         why="tolist() makes Python numbers of an array, or lists of them.",
@@ -823,11 +819,7 @@ def dates_in_an_array(failure: Failure) -> Finding | None:
     source = odd[0].name if odd else _argument(failure, problem) or _passed_for(failure, problem) or "dates"
     if problem.name in ("datetime", "date", "timedelta", "Timestamp"):
         number = {"timedelta": "total_seconds()", "date": "toordinal()"}.get(problem.name, "timestamp()")
-        call = failure.outer_call
-        code = f"{enclosed(source)}.{number}"
-        if call is not None and source in call.args:
-            arguments = ", ".join(code if a == source else a for a in call.args)
-            code = failure.rewrite(call.source, f"{call.function}({arguments})") or code
+        code = with_argument(failure, failure.outer_call, source, f"{enclosed(source)}.{number}")
         return Finding(
             what=f"`{source}` is a {problem.name}, and JAX has no type for dates and times.",
             why="JAX arrays hold numbers only.",
@@ -909,7 +901,7 @@ def array_without_axes_is_no_sequence(failure: Failure) -> Finding | None:
         size = failure.variable(drawn.args[1])
         if size is not None and size.shape == ():
             new = drawn.source.replace(f", {drawn.args[1]}", f", ({drawn.args[1]},)", 1)
-            fixes = [Fix("Give the shape as a tuple", failure.rewrite(drawn.source, new) or new)]
+            fixes = [Fix("Give the shape as a tuple", rewritten(failure, drawn.source, new))]
             if size.tracer:
                 fix = static_fix(failure, drawn.args[1], failure.user.function if failure.user is not None else None)
                 fixes = [*([fix] if fix is not None else []), *fixes]
@@ -1100,7 +1092,7 @@ def view_or_size_of_another_library(failure: Failure) -> Finding | None:
                 else f", whose {name} is no function."
             ),
             why="JAX arrays follow numpy: shape, size and ndim are attributes, and reshape changes the shape.",
-            fixes=[Fix("The same with JAX", failure.rewrite(call.source, new) or new)],
+            fixes=[Fix("The same with JAX", rewritten(failure, call.source, new))],
             facts={"attribute": name, "array": holder, "library": "torch"},
         )
     return None

@@ -8,7 +8,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed
-from ._lines import Shape, called_with, named, printed_shapes, shape_of
+from ._lines import Shape, called_with, named, printed_shapes, rewritten, shape_of
 
 
 @rule(
@@ -96,7 +96,7 @@ def _with_axis(failure: Failure, call: object, axis: int) -> str:
     if isinstance(call, Call) and call.args and call.name in ("concatenate", "concat", "append"):
         arrays = call.args[: 2 if call.name == "append" else 1]
         new = f"{call.function}({', '.join(arrays)}, axis={axis})"
-        return failure.rewrite(call.source, new) or new
+        return rewritten(failure, call.source, new)
     arrays_source = call.args[0] if isinstance(call, Call) and call.args else "arrays"
     return f"jnp.concatenate({arrays_source}, axis={axis})"
 

@@ -6,7 +6,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import sizes
-from ._lines import Shape, called_with, enclosed, shape_of, written_shape
+from ._lines import Shape, called_with, enclosed, rewritten, shape_of, written_shape
 
 _SQUARE = ("solve", "inv", "cholesky", "eigh", "eigvalsh", "det", "slogdet", "eig", "eigvals", "expm", "logm", "sqrtm")
 
@@ -142,7 +142,7 @@ def core_sizes_differ(failure: Failure) -> Finding | None:
         cut = f"{call.function}({arguments[0]}, {enclosed(arguments[1])}[:{m}])"
         fixes.insert(
             0,
-            Fix(f"Use {m} right-hand values, as many as the matrix has rows", failure.rewrite(call.source, cut) or cut),
+            Fix(f"Use {m} right-hand values, as many as the matrix has rows", rewritten(failure, call.source, cut)),
         )
     which = f" ({', '.join(arguments)})" if arguments else ""
     return Finding(
@@ -163,7 +163,7 @@ def _fewer_rows(failure: Failure, call: Call | None, a: Shape, b: Shape) -> list
     if call is not None and len(call.args) > 1 and a and rows > a[-1]:
         cut = call.source.replace(right, f"{enclosed(right)}[:{a[-1]}]", 1)
         title = f"Use {a[-1]} right-hand values, as many as the matrix has rows"
-        fixes.insert(0, Fix(title, failure.rewrite(call.source, cut) or cut))
+        fixes.insert(0, Fix(title, rewritten(failure, call.source, cut)))
     return fixes
 
 
@@ -186,11 +186,11 @@ def solver_needs_the_factor(failure: Failure) -> Finding | None:
     factor = {"cho_solve": "cho_factor", "lu_solve": "lu_factor"}[call.name]
     prefix = call.function.removesuffix(call.name)
     new = f"{call.function}({prefix}{factor}({matrix}), {right})"
-    fixes = [Fix(f"Factor the matrix with {factor} first", failure.rewrite(call.source, new) or new)]
+    fixes = [Fix(f"Factor the matrix with {factor} first", rewritten(failure, call.source, new))]
     if call.name == "cho_solve":
         lower = f"{call.function}(({matrix}, True), {right})"
         title = f"If {matrix} is already a lower factor (from cholesky): say so"
-        fixes.append(Fix(title, failure.rewrite(call.source, lower) or lower))
+        fixes.append(Fix(title, rewritten(failure, call.source, lower)))
     return Finding(
         what=f"{call.name} takes a factored matrix, a pair, and got `{matrix}`.",
         why=f"{call.name} solves with what {factor} gives: a pair of the factor and how it is stored.",

@@ -9,6 +9,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import array_type, counted, listed, sizes
+from ._lines import rewritten
 
 _POSITIONS = {
     "scan": ("f", "init", "xs", "length"),
@@ -520,7 +521,7 @@ def loop_needs_functions(failure: Failure) -> Finding | None:
         return Finding(
             what=f"lax.switch got one function, `{branches}`, where it takes a list of functions.",
             why="switch(index, branches, *operands) runs the branch of that number, so the functions come as one list.",
-            fixes=[Fix("Put the functions into a list", failure.rewrite(single.source, new) or new)],
+            fixes=[Fix("Put the functions into a list", rewritten(failure, single.source, new))],
             facts={"function": "switch", "argument": "branches"},
         )
     if match is None and not failure.search(r"^Empty branch sequence$"):
@@ -675,20 +676,20 @@ def loop_function_arguments(failure: Failure) -> Finding | None:
         wanted_names = parameters_of.group(1).split(", ") if parameters_of is not None else []
         if not operands and wanted_names and failure.scope.issuperset(wanted_names):
             new = f"{call.source[:-1]}, {', '.join(wanted_names)})"
-            code, title = failure.rewrite(call.source, new) or new, "Give the operands, after the functions"
+            code, title = rewritten(failure, call.source, new), "Give the operands, after the functions"
     else:
         _, wanted, code = _WANTED[call.name]
         title = f"Write the function for {call.name} with these arguments"
         if call.name == "map" and missing and functions[0].startswith("lambda"):
             new = call.source.replace(functions[0], f"lambda item: ({functions[0]})(*item)", 1)
             code, title = (
-                failure.rewrite(call.source, new) or new,
+                rewritten(failure, call.source, new),
                 "Take the item apart: several inputs come as one tuple",
             )
         elif call.name == "map" and missing:
             new = call.source.replace(functions[0], f"lambda item: {functions[0]}(*item)", 1)
             code, title = (
-                failure.rewrite(call.source, new) or new,
+                rewritten(failure, call.source, new),
                 "Take the item apart: several inputs come as one tuple",
             )
     return Finding(

@@ -9,7 +9,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import array_type, counted, listed, sizes
-from ._lines import Shape, broadcast_together, called_with, enclosed, operands, shape_of
+from ._lines import Shape, broadcast_together, called_with, enclosed, operands, rewritten, shape_of
 
 
 @rule(
@@ -232,11 +232,11 @@ def _einsum_fixes(
                 f"{enclosed(a)}[{', '.join(['None'] * missing)}]" if i == position else a for i, a in enumerate(arrays)
             ]
             new = f"{call.function}({call.args[0]}, {', '.join(changed)})"
-            return [Fix("Give the array the missing leading axes", failure.rewrite(call.source, new) or new)]
+            return [Fix("Give the array the missing leading axes", rewritten(failure, call.source, new))]
         written = [("..." + t if i == position else t) for i, t in enumerate(terms)]
         head = result.replace("->", "->...") if result else ""
         new = f"{call.function}('{','.join(written)}{head}', {', '.join(arrays)})"
-        return [Fix("Let ... stand for the further leading axes", failure.rewrite(call.source, new) or new)]
+        return [Fix("Let ... stand for the further leading axes", rewritten(failure, call.source, new))]
     if len(known) == len(terms) and all(len(t) == len(s) <= 4 for t, s in zip(terms, known)):
         for number, term in enumerate(terms):
             for order in itertools.permutations(term):
@@ -245,7 +245,7 @@ def _einsum_fixes(
                 if len(set(pairs)) == len({letter for letter, _ in pairs}):
                     new = f"{call.function}('{','.join(tried)}{result}', {', '.join(arrays)})"
                     title = f"Name the axes of `{arrays[number]}` in the order that fits its shape"
-                    return [Fix(title, failure.rewrite(call.source, new) or new)]
+                    return [Fix(title, rewritten(failure, call.source, new))]
         return _einsum_cut(failure, terms, arrays, known)
     return []
 
@@ -263,6 +263,4 @@ def _einsum_cut(failure: Failure, terms: list[str], arrays: list[str], shapes: l
     if call is None:
         return []
     new = f"{call.function}({call.args[0]}, {', '.join(changed)})"
-    return [
-        Fix("If only the first items belong together, cut the longer array", failure.rewrite(call.source, new) or new)
-    ]
+    return [Fix("If only the first items belong together, cut the longer array", rewritten(failure, call.source, new))]

@@ -8,6 +8,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, product, sizes
+from ._lines import with_argument
 from .backend import cuda_fix
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -307,9 +308,7 @@ def _kept(failure: Failure, name: str | None) -> Fix:
 def _with_copy(failure: Failure, name: str | None) -> str:
     call = failure.outer_call
     if call is not None and name and name in call.args:
-        arguments = [f"{name}.copy()" if a == name else a for a in call.args]
-        new = f"{call.function}({', '.join([*arguments, *(f'{k}={v}' for k, v in call.keywords.items())])})"
-        return failure.rewrite(call.source, new) or new
+        return with_argument(failure, call, name, f"{name}.copy()")
     return f"step({name or 'state'}.copy())"
 
 

@@ -8,7 +8,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, sizes
-from ._lines import called_with
+from ._lines import called_with, rewritten
 
 _SPEC = r"(?:PartitionSpec|P)\((?:[^()]|\([^()]*\))*\)"
 _EXPLICIT = (
@@ -514,7 +514,7 @@ def result_sharding_unclear(failure: Failure) -> Finding | None:
         code = f"{x}.at[index].get(out_sharding=jax.P())"
         if index is not None:
             new = f"{index.group(1)}.at[{index.group(2)}].get(out_sharding=jax.P())"
-            code = failure.rewrite(index.group(), new) or new
+            code = rewritten(failure, index.group(), new)
         fixes = [Fix("Say how the result is to lie: jax.P() for whole on every device", code), whole]
     elif scatter is not None:
         what = "Changing items of an array that is split over devices"
@@ -801,7 +801,7 @@ def axis_types_default_changes(failure: Failure) -> Finding | None:
         if call is None:
             return f"mesh = jax.make_mesh((4,), ('x',), {types})"
         new = f"{call.source[:-1]}, {types})"
-        return failure.rewrite(call.source, new) or new
+        return rewritten(failure, call.source, new)
 
     return Finding(
         what=f"make_mesh makes Auto axes now; from JAX {version} on it makes {kind} ones unless told.",
@@ -927,7 +927,7 @@ def spec_is_no_partitionspec(failure: Failure) -> Finding | None:
         what=f"NamedSharding got `{spec}` for its spec, and that is no PartitionSpec.",
         why="PartitionSpec('x', None) names, for each axis of the array, the mesh axis that it is split along; None "
         "and missing ones are not split. PartitionSpec() keeps a whole copy on each device.",
-        fixes=[Fix("Make a PartitionSpec of it", failure.rewrite(call.source, new) or new)],
+        fixes=[Fix("Make a PartitionSpec of it", rewritten(failure, call.source, new))],
         facts={"spec": spec},
     )
 

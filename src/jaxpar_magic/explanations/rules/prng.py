@@ -8,6 +8,7 @@ from ..context import Call, Failure, Variable
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, sizes
+from ._lines import rewritten
 
 _MAKE_KEY = "key = jax.random.key(0)"
 
@@ -72,7 +73,7 @@ def random_needs_a_key(failure: Failure) -> Finding | None:
         elif number and len(call.args) > 1:
             make = f"key = jax.random.key({call.args[0]})"
         title = "Make a key and pass it first" if make else "Pass the key first"
-        fixes = [Fix(title, f"{make}\n{failure.rewrite(call.source, new) or new}".lstrip("\n"))]
+        fixes = [Fix(title, f"{make}\n{rewritten(failure, call.source, new)}".lstrip("\n"))]
     fixes.append(
         Fix(
             "For new numbers each time, split the key before each use",
@@ -110,9 +111,9 @@ def one_key_needed(failure: Failure) -> Finding | None:
     fixes = []
     if call is not None and keys is not None:
         each = f"jax.vmap(lambda key: {call.source.replace(keys, 'key', 1)})({keys})"
-        fixes.append(Fix("Draw for every key", failure.rewrite(call.source, each) or each))
+        fixes.append(Fix("Draw for every key", rewritten(failure, call.source, each)))
         one = call.source.replace(keys, f"{keys}[0]" if re.fullmatch(r"[\w.]+", keys) else f"({keys})[0]", 1)
-        fixes.append(Fix("Or use one of them", failure.rewrite(call.source, one) or one))
+        fixes.append(Fix("Or use one of them", rewritten(failure, call.source, one)))
     else:
         fixes.append(Fix("Draw for every key", f"jax.vmap(lambda key: jax.random.{name}(key, (3,)))(keys)"))
         fixes.append(Fix("Or use one of them", f"jax.random.{name}(keys[0], (3,))"))
@@ -275,7 +276,7 @@ def keys_unpacked(failure: Failure) -> Finding | None:
     return Finding(
         what=f"`{call.source}` makes {f'`{asked}`' if asked else '2'} keys, unpacked into {expected} names.",
         why="jax.random.split(key) makes 2 keys; split(key, n) makes n.",
-        fixes=[Fix(f"Split into {expected}", failure.rewrite(call.source, new) or new)],
+        fixes=[Fix(f"Split into {expected}", rewritten(failure, call.source, new))],
         facts={"expected": expected, "asked": asked},
     )
 
@@ -642,7 +643,7 @@ def key_used_twice(failure: Failure) -> Finding | None:
     new = call.source.replace(f"({key}", "(subkey", 1) if call is not None else None
     code = f"{key}, subkey = jax.random.split({key})"
     if call is not None and new is not None:
-        code += "\n" + (failure.rewrite(call.source, new) or new)
+        code += "\n" + (rewritten(failure, call.source, new))
     fixes = [Fix("Split a new key off before each use", code)]
     if loop is not None:
         fixes = [
@@ -712,7 +713,7 @@ def random_arguments(failure: Failure) -> Finding | None:
         what = f"{call.function} has no parameter {name}: its parameters differ from numpy's."
         if name in _KEYWORDS:
             new = re.sub(rf"\b{name}\s*=", f"{_KEYWORDS[name]}=", call.source)
-            fixes = [Fix(f"The parameter is called {_KEYWORDS[name]}", failure.rewrite(call.source, new) or new)]
+            fixes = [Fix(f"The parameter is called {_KEYWORDS[name]}", rewritten(failure, call.source, new))]
         elif name in ("loc", "scale"):
             key = call.args[0] if call.args else "key"
             rest = "".join(f", {a}" for a in call.args[1:])
@@ -720,7 +721,7 @@ def random_arguments(failure: Failure) -> Finding | None:
             rest += f", shape={shape}" if shape and not rest else ""
             new = f"{call.keywords.get('loc', '0.0')} + {call.keywords.get('scale', '1.0')} * "
             new += f"{call.function}({key}{rest})"
-            fixes = [Fix("Shift and scale standard numbers", failure.rewrite(call.source, new) or new)]
+            fixes = [Fix("Shift and scale standard numbers", rewritten(failure, call.source, new))]
         else:
             fixes = [Fix("See its parameters", f"help({call.function})")]
     elif missing is not None and missing.group(1) == call.name:
@@ -732,7 +733,7 @@ def random_arguments(failure: Failure) -> Finding | None:
             fixes = [Fix("Give key, shape, minval and maxval", f"jax.random.randint({first}, {shape}, 0, 10)")]
         elif "'key'" in names or (call.args and not _is_key(failure, call.args[0])):
             new = call.source.replace("()", "(key)") if not call.args else call.source.replace("(", "(key, ", 1)
-            fixes = [Fix("Make a key and pass it first", f"{_MAKE_KEY}\n{failure.rewrite(call.source, new) or new}")]
+            fixes = [Fix("Make a key and pass it first", f"{_MAKE_KEY}\n{rewritten(failure, call.source, new)}")]
         else:
             fixes = [Fix("See its parameters", f"help({call.function})")]
     elif failure.search(r"^'(?:float|int)' object is not iterable$|got <class 'tuple'> at position") and (
@@ -742,12 +743,12 @@ def random_arguments(failure: Failure) -> Finding | None:
         key, shape, parameter = call.args
         new = f"{call.function}({key}, {parameter}, {shape})"
         what = f"{call.function} takes the key, the parameter, and then the shape; `{shape}` stands for the parameter."
-        fixes = [Fix("Give the shape last", failure.rewrite(call.source, new) or new)]
+        fixes = [Fix("Give the shape last", rewritten(failure, call.source, new))]
     elif order:
         key, low, high, shape = call.args
         new = f"{call.function}({key}, {shape}, {low}, {high})"
         what = f"randint's arguments are in numpy's order: after the key comes the shape, and `{low}` stands there."
-        fixes = [Fix("Give key, shape, minval, maxval", failure.rewrite(call.source, new) or new)]
+        fixes = [Fix("Give key, shape, minval, maxval", rewritten(failure, call.source, new))]
     else:
         return None
     return Finding(

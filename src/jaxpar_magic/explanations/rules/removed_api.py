@@ -12,6 +12,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed
+from ._lines import rewritten
 
 _MODULE = r"(jax(?:\.\w+)*)"
 
@@ -356,12 +357,12 @@ def removed_argument(failure: Failure) -> Finding | None:
         for other, others in _table()["arguments"].get(own, {}).items() if entry else ():
             if others[1] and len(others) == 2:
                 code = re.sub(rf"\b{other}\s*=(?!=)", f"{others[1]}=", code)
-        fixes.append(Fix(f"Write {written.split('=')[0]}", failure.rewrite(call.source, code) or code))
+        fixes.append(Fix(f"Write {written.split('=')[0]}", rewritten(failure, call.source, code)))
     elif new:
         fixes.append(Fix(f"Write {new}", f"{own}(x, {new}=value)"))
     elif call is not None:
         code = re.sub(rf",\s*{keyword}\s*=\s*{re.escape(call.keywords[keyword])}", "", call.source)
-        fixes.append(Fix("Leave it away", failure.rewrite(call.source, code) or code))
+        fixes.append(Fix("Leave it away", rewritten(failure, call.source, code)))
     else:
         fixes.append(Fix("Leave it away", f"{own}(x)"))
     gone = f" It was removed in JAX {entry[0]}." if entry else ""

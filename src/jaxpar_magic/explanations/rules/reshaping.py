@@ -8,7 +8,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, product, sizes
-from ._lines import array_of, called_with, enclosed, jax_at_line, shape_of, written_shape
+from ._lines import array_of, called_with, enclosed, jax_at_line, rewritten, shape_of, written_shape
 
 
 @rule("JPX0807", "squeeze-of-a-longer-axis", types=("ValueError",), clues=("squeeze out",))
@@ -156,11 +156,11 @@ def no_such_axis(failure: Failure) -> Finding | None:
         if new == call.source and len(call.args) > 1 and call.args[1] == str(axis):
             new = call.source.replace(f", {axis}", f", {rank - 1}", 1)
         if new != call.source:
-            fixes.append(Fix("Name an axis that exists (counted from 0)", failure.rewrite(call.source, new) or new))
+            fixes.append(Fix("Name an axis that exists (counted from 0)", rewritten(failure, call.source, new)))
             last = new.replace(f"axis={rank - 1}", "axis=-1")
             if last != new and rank > 1:
                 fixes.append(
-                    Fix("Or count from the end: -1 is always the last axis", failure.rewrite(call.source, last) or last)
+                    Fix("Or count from the end: -1 is always the last axis", rewritten(failure, call.source, last))
                 )
     fixes.append(Fix("Look at the shape before this line", f"print(jnp.shape({x}))"))
     return Finding(
@@ -195,7 +195,7 @@ def no_such_axis_of_a_mean(failure: Failure) -> Finding | None:
     fixes = []
     if rank:
         new = re.sub(rf"\b{re.escape(given)}\)$", f"{rank - 1})", call.source)
-        fixes.append(Fix("Name an axis that exists (counted from 0)", failure.rewrite(call.source, new) or new))
+        fixes.append(Fix("Name an axis that exists (counted from 0)", rewritten(failure, call.source, new)))
     fixes.append(Fix("Look at the shape before this line", f"print(jnp.shape({x}))"))
     return Finding(
         what=f"The code asks for axis {given}, but `{x}` {shape} has {_axes(rank)}.",

@@ -10,6 +10,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed, product, sizes
+from ._lines import rewritten
 
 _VARYING = (
     "Inside shard_map each value has a type that says along which mesh axes it differs between devices: what came "
@@ -583,6 +584,6 @@ def shard_map_takes_no_keywords(failure: Failure) -> Finding | None:
     return Finding(
         what=f"A function made by shard_map was called with {match.group(1)} by name; it takes arguments by position.",
         why="in_specs has one spec for each positional argument.",
-        fixes=[Fix("Pass the arguments by position", failure.rewrite(call.source, new) or new)],
+        fixes=[Fix("Pass the arguments by position", rewritten(failure, call.source, new))],
         facts={"keyword": match.group(1)},
     )

@@ -9,7 +9,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted
-from ._lines import called_with, enclosed, jax_at_line, nodes, operands, shape_of
+from ._lines import called_with, enclosed, jax_at_line, nodes, operands, rewritten, shape_of
 from .tracers import array_condition
 
 
@@ -78,7 +78,7 @@ def _compared(failure: Failure) -> Finding | None:
             shown = f"{call.function} compares arrays with each other"
             new = call.changed(key="lambda a: float(jnp.sum(a))")
             fixes = [
-                Fix("Say by which number they are compared, here their sums", failure.rewrite(call.source, new) or new)
+                Fix("Say by which number they are compared, here their sums", rewritten(failure, call.source, new))
             ]
             if call.function in ("max", "min") and len(call.args) > 1:
                 name = {"max": "maximum", "min": "minimum"}[call.function]
@@ -89,7 +89,7 @@ def _compared(failure: Failure) -> Finding | None:
                         "Take the larger one element by element"
                         if name == "maximum"
                         else "Take the smaller one element by element",
-                        failure.rewrite(call.source, code) or code,
+                        rewritten(failure, call.source, code),
                     ),
                 )
         elif call.name in ("index", "remove", "count") and "." in call.function:

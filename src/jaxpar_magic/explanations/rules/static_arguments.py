@@ -8,7 +8,7 @@ from ..context import Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, sizes
-from ._lines import static_fix
+from ._lines import rewritten, static_fix
 from .tracers import tracing
 
 _WHY = (
@@ -111,7 +111,7 @@ def _passed(failure: Failure, value: str, new: str, default: str) -> str:
             if again is None:
                 head, _, tail = call.source.rpartition(source)
                 again = head + new.format(source) + tail
-            return failure.rewrite(call.source, again) or again
+            return rewritten(failure, call.source, again)
     return default
 
 
@@ -229,7 +229,7 @@ def _constant(failure: Failure, source: str) -> str:
     if call is None:
         return "f(x, 2)"
     new = re.sub(rf"((?:^|[(,=])\s*){re.escape(source)}(\s*[,)])", r"\g<1>1\2", call.source)
-    return (failure.rewrite(call.source, new) or new) + "  # 1: the number"
+    return (rewritten(failure, call.source, new)) + "  # 1: the number"
 
 
 @rule(
@@ -257,7 +257,7 @@ def static_position_out_of_range(failure: Failure) -> Finding | None:
         value = str(right[0]) if len(right) == 1 else str(tuple(right))
         new = re.sub(rf"{word}\s*=\s*(\([^)]*\)|-?\w+)", f"{word}={value}", call.source)
         title = f"Count from 0: the last of {count} is {count - 1}"
-        fixes.append(Fix(title, failure.rewrite(call.source, new) or new))
+        fixes.append(Fix(title, rewritten(failure, call.source, new)))
     names = word.replace("argnums", "argnames")
     fixes.append(
         Fix("Or give the argument's name, which does not depend on counting", f"f = jax.jit(function, {names}='n')")
@@ -290,7 +290,7 @@ def static_name_unknown(failure: Failure) -> Finding | None:
         near = difflib.get_close_matches(names[0], parameters, 1, 0.5)
         if near:
             new = call.source.replace(repr(names[0]), repr(near[0])).replace(f'"{names[0]}"', f'"{near[0]}"')
-            fixes.append(Fix("Name a parameter of the function", failure.rewrite(call.source, new) or new))
+            fixes.append(Fix("Name a parameter of the function", rewritten(failure, call.source, new)))
     fixes.append(Fix("See what the parameters are called", "import inspect\nprint(inspect.signature(function))"))
     has = f": its parameters are {listed(parameters)}" if parameters else ""
     return Finding(

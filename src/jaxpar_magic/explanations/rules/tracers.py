@@ -9,7 +9,7 @@ import re
 from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
-from ._lines import plain_python_fix, static_fix, tracing
+from ._lines import plain_python_fix, rewritten, static_fix, tracing
 
 _WHY = (
     "While JAX traces a function{transform}, its arguments are stand-ins (tracers) that have a shape and a dtype "
@@ -175,7 +175,7 @@ def _if_fixes(failure: Failure, condition: str) -> list[Fix]:
                 yes, no = ast.unparse(node.body), ast.unparse(node.orelse)
                 old = ast.get_source_segment(source, node) or ""
                 new = f"jnp.where({test}, {yes}, {no})"
-                where = failure.rewrite(f"({old})", new) or failure.rewrite(old, new) or new
+                where = failure.rewrite(f"({old})", new) or rewritten(failure, old, new)
                 break
             if isinstance(node, ast.If) and ast.get_source_segment(source, node.test) == condition:
                 values = _assigned(node)

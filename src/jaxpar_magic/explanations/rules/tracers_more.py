@@ -8,7 +8,7 @@ import re
 from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
-from ._lines import TRACER, called_with, enclosed, nodes, static_fix
+from ._lines import TRACER, called_with, enclosed, nodes, rewritten, static_fix
 from .tracers import tracing
 
 _WHY = (
@@ -106,18 +106,16 @@ def list_indexed_by_a_traced_number(failure: Failure) -> Finding | None:
                 f"jax.lax.dynamic_slice_in_dim(jnp.array({holder}), "
                 f"{ast.unparse(node.slice.lower) if node.slice.lower else '0'}, 2)"
             )
-            fixes = [
-                Fix("Take a slice of fixed length (2) of an array", failure.rewrite(ast.unparse(node), new) or new)
-            ]
+            fixes = [Fix("Take a slice of fixed length (2) of an array", rewritten(failure, ast.unparse(node), new))]
         elif functions or applied is not None:
             arguments = ", ".join(applied.args) if applied is not None else "x"
             new = f"jax.lax.switch({index}, {holder}, {arguments})"
             old = applied.source if applied is not None else ast.unparse(node)
-            fixes = [Fix("Let lax.switch choose one of the functions", failure.rewrite(old, new) or new)]
+            fixes = [Fix("Let lax.switch choose one of the functions", rewritten(failure, old, new))]
         else:
             new = f"jnp.array({holder})[{index}]"
-            rewritten = failure.rewrite(ast.unparse(node), new) or new
-            fixes = [Fix("Make an array of the list: arrays take traced indices", rewritten)]
+            changed = rewritten(failure, ast.unparse(node), new)
+            fixes = [Fix("Make an array of the list: arrays take traced indices", changed)]
             fixes.append(
                 Fix("If its items are functions, let lax.switch choose", f"jax.lax.switch({index}, {holder}, x)")
             )
@@ -226,9 +224,7 @@ def axis_is_traced(failure: Failure) -> Finding | None:
     if call is not None and source is not None:
         new = re.sub(rf"((?:[(,=])\s*){re.escape(source)}(\s*[,)])", r"\g<1>0\2", call.source)
         fixes.append(
-            Fix(
-                "Or write the number there, if it is always the same (0 here)", failure.rewrite(call.source, new) or new
-            )
+            Fix("Or write the number there, if it is always the same (0 here)", rewritten(failure, call.source, new))
         )
     else:
         fixes.append(Fix("Make it a compile-time constant", f"f = jax.jit(function, static_argnames={word!r})"))
@@ -289,12 +285,12 @@ def builtin_on_traced_values(failure: Failure) -> Finding | None:
         )
     else:
         old, code = call.source, new
-    rewritten = failure.rewrite(old, code) if old in statement else None
+    changed = failure.rewrite(old, code) if old in statement else None
     return Finding(
         what=f"Python's {call.function} in `{call.source}` asks whether traced values are true, and they have no "
         f"value yet{_inside(failure)}.",
         why=_why(failure, f"Python's {call.function}"),
-        fixes=[Fix(f"Use JAX's function: {code.partition('(')[0]}", rewritten or code)],
+        fixes=[Fix(f"Use JAX's function: {code.partition('(')[0]}", changed or code)],
         facts=_facts(failure, builtin=call.function),
     )
 
@@ -358,9 +354,9 @@ def number_of_a_traced_value(failure: Failure) -> Finding | None:
         if subscript is not None and isinstance(subscript.value, ast.List | ast.Tuple):
             holder = ast.unparse(subscript.value)
             old, new = ast.unparse(subscript), f"jnp.array({holder})[{x}]"
-            fixes.append(Fix("Make an array of the list: arrays take traced indices", failure.rewrite(old, new) or new))
+            fixes.append(Fix("Make an array of the list: arrays take traced indices", rewritten(failure, old, new)))
         else:
-            fixes.append(Fix(title, failure.rewrite(call.source, new) or new))
+            fixes.append(Fix(title, rewritten(failure, call.source, new)))
         what = f"{name}({x}) makes a Python number, and `{x}` has no value yet{_inside(failure)}."
     else:
         function = next(
@@ -377,7 +373,7 @@ def number_of_a_traced_value(failure: Failure) -> Finding | None:
             fixes.append(
                 Fix(
                     "Use the function of jax.numpy, which takes traced values",
-                    failure.rewrite(function.source, new) or new,
+                    rewritten(failure, function.source, new),
                 )
             )
             what = f"{function.function} works on Python numbers, and its argument has no value yet{_inside(failure)}."
@@ -476,7 +472,7 @@ def contents_of_a_traced_array(failure: Failure) -> Finding | None:
             )
             if summed:
                 new = f"jnp.{summed.group(1)}({x})" if summed.group(1) != "len" else f"len({x})"
-                fixes.insert(0, Fix("Use the function on the array", failure.rewrite(summed.group(), new) or new))
+                fixes.insert(0, Fix("Use the function on the array", rewritten(failure, summed.group(), new)))
         what = f"{x}.{name}() makes Python numbers of the array, and it has no values yet{_inside(failure)}."
     return Finding(
         what=what,

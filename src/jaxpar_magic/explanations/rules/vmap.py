@@ -10,7 +10,7 @@ from ..context import Call, Failure, Variable
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, parmap_fix, sizes
-from ._lines import written_shape
+from ._lines import rewritten, with_argument, written_shape
 
 _LENGTHS_WHY = (
     "{name} maps axis 0 of every argument unless in_axes says otherwise; the mapped axes must be equally long. "
@@ -153,16 +153,12 @@ def _source(failure: Failure, name: str, axis: _Axis) -> str:
 def _one_key(failure: Failure, name: str, key: str, count: int) -> Finding:
     """One random key where each item needs one of its own."""
     new = f"jax.random.split({key}, {count})"
-    call = failure.outer_call
-    code = None
-    if call is not None and key in call.args:
-        arguments = ", ".join(new if a == key else a for a in call.args)
-        code = failure.rewrite(call.source, f"{call.function}({arguments})")
+    code = with_argument(failure, failure.outer_call, key, new)
     return Finding(
         what=f"{name} is to give each of {counted(count, 'item')} a random key of its own, and `{key}` is one key.",
         why=f"{name} maps axis 0 of every argument. One key has no such axis (an old one has two numbers in it, which "
         "are no two keys); split makes an array of keys.",
-        fixes=[Fix(f"Make {count} keys of it", code or f"keys = {new}")],
+        fixes=[Fix(f"Make {count} keys of it", code if code != new else f"keys = {new}")],
         facts={"argument": key, "sizes": (count,)},
     )
 
@@ -371,7 +367,7 @@ def _mapped_by_name(failure: Failure, name: str, function: str, call: Call, name
         "are always mapped along axis 0.",
         why="in_axes speaks of the positional arguments only. What is the same for all items is given by position, "
         "with None in in_axes, or from outside.",
-        fixes=[Fix(f"Give {keyword} from outside the mapped function", failure.rewrite(call.source, new) or new)],
+        fixes=[Fix(f"Give {keyword} from outside the mapped function", rewritten(failure, call.source, new))],
         facts={"argument": keyword, "axis": 0, "rank": 0},
     )
 

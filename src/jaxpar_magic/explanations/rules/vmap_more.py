@@ -9,6 +9,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed
+from ._lines import rewritten
 
 _WHY = (
     "in_axes has one entry for each positional argument: the number of the axis to map, or None for an argument that "
@@ -82,7 +83,7 @@ def in_axes_per_argument(failure: Failure) -> Finding | None:
             wanted = entries[:arguments] + _axes_for(failure, outer.args)[len(entries) :]
             new = _with(inner, "in_axes", _tuple(wanted))
             title = f"Give one entry for each of the {arguments} arguments"
-            fixes.append(Fix(title, failure.rewrite(inner.source, new) or new))
+            fixes.append(Fix(title, rewritten(failure, inner.source, new)))
     if not fixes:
         fixes.append(
             Fix(
@@ -171,7 +172,7 @@ def axes_built_unlike_the_argument(failure: Failure) -> Finding | None:
             fixes.append(
                 Fix(
                     f"Give one entry for each of the {lengths.group(3)} results",
-                    failure.rewrite(calls[1].source, new) or new,
+                    rewritten(failure, calls[1].source, new),
                 )
             )
     elif len(kinds) >= 2:
@@ -182,7 +183,7 @@ def axes_built_unlike_the_argument(failure: Failure) -> Finding | None:
         fixes.append(
             Fix(
                 "Or one number for all results",
-                failure.rewrite(calls[1].source, simple) or simple if calls is not None else simple,
+                rewritten(failure, calls[1].source, simple) if calls is not None else simple,
             )
         )
     elif calls is not None:
@@ -190,7 +191,7 @@ def axes_built_unlike_the_argument(failure: Failure) -> Finding | None:
         new = _with(inner, word, _tuple(_outer_entries(_entries(_given(inner, word)), len(outer.args))))
         title = "Or one number for the whole argument: all its arrays are mapped along that axis"
         fixes.append(
-            Fix(title if fixes else title.removeprefix("Or ").capitalize(), failure.rewrite(inner.source, new) or new)
+            Fix(title if fixes else title.removeprefix("Or ").capitalize(), rewritten(failure, inner.source, new))
         )
     else:
         fixes.append(Fix("Give one number for the whole argument", simple))
@@ -230,7 +231,7 @@ def _completed(failure: Failure, inner: Call, word: str, have: list[str], missin
     new_dict = match.group().rstrip("}").rstrip().rstrip(",") + added + "}"
     new = _with(inner, word, given.replace(match.group(), new_dict))
     title = f"Give an axis (or None: the same for all) to {listed([repr(k) for k in missing])} as well"
-    return [Fix(title, failure.rewrite(inner.source, new) or new)]
+    return [Fix(title, rewritten(failure, inner.source, new))]
 
 
 def _outer_entries(entries: list[str] | None, count: int) -> list[str]:
@@ -265,7 +266,7 @@ def nothing_to_map(failure: Failure) -> Finding | None:
         fixes.append(
             Fix(
                 f"Map {outer.args[first] if outer.args else 'an argument'} along its axis 0",
-                failure.rewrite(inner.source, new) or new,
+                rewritten(failure, inner.source, new),
             )
         )
         if inner.args:
@@ -328,9 +329,7 @@ def out_axes_none_of_a_mapped_result(failure: Failure) -> Finding | None:
             entries[int(index.group(1))] = "0"
             value = _tuple(entries)
         new = _with(inner, "out_axes", value)
-        fixes.append(
-            Fix("Let the results of all items be stacked along axis 0", failure.rewrite(inner.source, new) or new)
-        )
+        fixes.append(Fix("Let the results of all items be stacked along axis 0", rewritten(failure, inner.source, new)))
     else:
         fixes.append(Fix("Let the results of all items be stacked along axis 0", f"jax.{name}(f, out_axes=0)"))
     fixes.append(
@@ -366,9 +365,9 @@ def out_axes_beyond_the_result(failure: Failure) -> Finding | None:
         value = re.sub(rf"(?<![\d-]){re.escape(axis)}(?!\d)", "0", given)
         new = _with(calls[1], "out_axes", value)
         last = _with(calls[1], "out_axes", re.sub(rf"(?<![\d-]){re.escape(axis)}(?!\d)", str(rank - 1), given))
-        fixes = [Fix("Put the mapped axis first", failure.rewrite(calls[1].source, new) or new)]
+        fixes = [Fix("Put the mapped axis first", rewritten(failure, calls[1].source, new))]
         if rank > 1:
-            fixes.append(Fix("Or last", failure.rewrite(calls[1].source, last) or last))
+            fixes.append(Fix("Or last", rewritten(failure, calls[1].source, last)))
         return Finding(
             what=f"out_axes={given} puts the mapped axis at place {axis}, and the result, with it, has "
             f"{counted(rank, 'axis').replace('axiss', 'axes')} "
@@ -399,7 +398,7 @@ def axes_are_numbers_or_none(failure: Failure) -> Finding | None:
         value = re.sub(r"(?<![\w])(-?\d+)\.\d*", r"\1", given)
         value = "0" if value == given else value
         new = _with(calls[1], word, value)
-        code = failure.rewrite(calls[1].source, new) or new
+        code = rewritten(failure, calls[1].source, new)
     return Finding(
         what=f"{word} of {name} is {_short(got)}; it takes whole numbers and None.",
         why="An entry is the number of the axis to map, counted from 0, or None for no axis. The name of the mapped "
@@ -424,7 +423,7 @@ def axis_size_differs(failure: Failure) -> Finding | None:
     code = f"jax.{name}(f)"
     if calls is not None:
         new = re.sub(r",\s*axis_size\s*=\s*[^,)]+", "", calls[1].source)
-        code = failure.rewrite(calls[1].source, new) or new
+        code = rewritten(failure, calls[1].source, new)
     return Finding(
         what=f"axis_size={asked} was given to {name}, and the mapped arguments have {have} items.",
         why="The number of items follows from the mapped arguments. axis_size is for functions without any.",
