@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from jaxpar_magic import last_report, parmap
 from jaxpar_magic.errors import CheckpointError, InputError, MapTimeout, OptionError, OutputError
-from jaxpar_magic.mapping import api, checkpoint, monitor, sinks, sources, stream
+from jaxpar_magic.mapping import api, checkpoint, collect, monitor, sinks, sources, stream
 from jaxpar_magic.mapping.facts import ItemFacts
 from jaxpar_magic.mapping.memory import Fitting, memory_bound, parse_memory
 from jaxpar_magic.mapping.options import MapOptions
@@ -476,6 +476,17 @@ def test_a_fitting_chunk_is_found_in_few_compilations(slope, fixed, power, bound
     else:
         assert fitting.peak(chunk, program(chunk)).total <= bound
     assert compiled <= 4
+
+
+def test_results_in_many_chunks_are_not_copied_at_the_end(monkeypatch):
+    made = []
+    empty = collect._empty
+    monkeypatch.setattr(collect, "_empty", lambda *of: made.append(empty(*of)) or made[-1])
+    for inputs in (ROWS, iter(ROWS)):
+        out = parmap(several, inputs, strategy="vmap", chunk_size=10)
+        pointers = {a.unsafe_buffer_pointer() for a in jax.tree.leaves(out)}
+        assert pointers == {a.ctypes.data for a in made}
+        made.clear()
 
 
 def wide(x):

@@ -38,7 +38,7 @@ class Collector:
             self._whole = [a if _plain(a) else np.asarray(a) for a in arrays]
             return
         if self._host is None:
-            self._host = [np.empty((self.length, *a.shape[1:]), a.dtype) for a in arrays]
+            self._host = [_empty((self.length, *a.shape[1:]), a.dtype) for a in arrays]
         for target, array in zip(self._host, arrays):
             target[begin:end] = np.asarray(array)[:count]
 
@@ -69,6 +69,14 @@ class Collector:
         return not_finite_rows([np.asarray(a) for a in arrays], self.length)
 
 
+def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array that begins at a multiple of 64 bytes: JAX takes such an array on the CPU without a copy."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    room = np.empty(size + 64, np.uint8)
+    begin = -room.ctypes.data % 64
+    return room[begin : begin + size].view(dtype).reshape(shape)
+
+
 class GrowingCollector(Collector):
     """Takes the outputs of chunks of a map whose length is not known, in order."""
 
@@ -93,7 +101,9 @@ class GrowingCollector(Collector):
         del pieces
         made = []
         while columns:  # each column is let go when its array is made
-            made.append(jax.device_put(np.concatenate(columns.pop(0))))
+            column = columns.pop(0)
+            whole = _empty((sum(map(len, column)), *column[0].shape[1:]), column[0].dtype)
+            made.append(jax.device_put(np.concatenate(column, out=whole)))
         return made
 
     def discard(self) -> None:
