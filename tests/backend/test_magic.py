@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 
 from jaxpar_magic import backend
 from jaxpar_magic.magics import jaxdevices
-from jaxpar_magic.magics.jaxdevices import PARSER, JaxDevicesMagics
+from jaxpar_magic.magics.jaxdevices import JaxDevicesMagics, make_parser
 
 LOAD = "%load_ext jaxpar_magic"
 
@@ -223,7 +223,7 @@ def test_lines_that_make_no_sense(called, line, match):
 
 
 def test_help_shows_every_option():
-    text = JaxDevicesMagics.jaxdevices.__doc__
-    for flag in PARSER.actions():
+    text = JaxDevicesMagics.jaxdevices.getdoc()
+    for flag in make_parser().actions():
         assert flag in text
     assert "run the cell that builds" in text and "without restarting the kernel" in text

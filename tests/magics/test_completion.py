@@ -10,8 +10,8 @@ import IPython
 import pytest
 from conftest import run_python
 
-from jaxpar_magic.magics import completion, jaxdevices, jaxexplain, parmap
-from jaxpar_magic.magics.completion import offer
+from jaxpar_magic.magics import completion, jaxdevices, jaxexplain, offers, parmap
+from jaxpar_magic.magics.offers import offer
 from jaxpar_magic.mapping import choices, monitor, strategies
 
 NEW = IPython.version_info >= (8, 6)
@@ -179,10 +179,10 @@ def test_paths(tmp_path, monkeypatch):
 
 
 def test_every_option_that_takes_a_file_or_folder_offers_paths():
-    for parser in (parmap.make_parser(), jaxdevices.PARSER, jaxexplain.PARSER):
+    for parser in (parmap.make_parser(), jaxdevices.make_parser(), jaxexplain.make_parser()):
         for action in parser.actions().values():
             told = "folder" in (action.help or "") or "DIR" in (action.help or "") or " file" in (action.help or "")
-            assert told <= (action.metavar in completion._FOLDERS + completion._FILES), action
+            assert told <= (action.metavar in offers._FOLDERS + offers._FILES), action
 
 
 def test_what_is_offered_is_what_the_function_takes():
@@ -284,7 +284,7 @@ def test_it_never_raises(shell, monkeypatch):
         last = None
 
     found = completion.Completion(shell, Magics())
-    monkeypatch.setattr(completion, "offer", lambda *args: 1 / 0)
+    monkeypatch.setattr(offers, "offer", lambda *args: 1 / 0)
     assert found._offer("%parmap ") is None
     monkeypatch.undo()
     shell.user_ns["worse"] = Explosive()
@@ -297,7 +297,7 @@ def test_tab_imports_no_jax_and_starts_no_backend():
     lines = [*LINES, "%jaxdevices --flag --xla_cpu", "%jaxdevices ", "%jaxexplain "]
     code = f"""
     import sys
-    from jaxpar_magic.magics.completion import offer
+    from jaxpar_magic.magics.offers import offer
     for text in {lines!r}:
         assert offer(text, {{"xs": 1, "double": offer}}) is not None, text
     assert not {{"jax", "jaxlib", "numpy", "rich"}} & set(sys.modules)

@@ -43,7 +43,11 @@ def examples(text: str) -> list[str]:
 
 
 def parsers():
-    return {"parmap": parmap.make_parser(), "jaxdevices": jaxdevices.PARSER, "jaxexplain": jaxexplain.PARSER}
+    return {
+        "parmap": parmap.make_parser(),
+        "jaxdevices": jaxdevices.make_parser(),
+        "jaxexplain": jaxexplain.make_parser(),
+    }
 
 
 @pytest.fixture(scope="module")

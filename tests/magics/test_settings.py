@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from conftest import cell_errors, cell_text, run_notebook
@@ -113,6 +115,12 @@ def test_config_lists_them_with_help(loaded, shell, capsys):
         assert f"JaxparMagics.{name}=<Setting> {trait.help} Current: " in listed
     shell.run_cell("%config JaxparMagics.strategy = 'vmpa'")
     assert shell.run_cell("%config JaxparMagics.strategy").result == "auto"
+
+
+def test_the_readme_tells_all_of_them():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(\w+)` \| `(JAXPAR_\w+)` \|", readme, re.M)
+    assert sorted(told) == [(name, f"JAXPAR_{name.upper()}") for name in sorted(JaxparMagics.class_traits(config=True))]
 
 
 def test_gone_after_unloading_and_fresh_after_loading(loaded, shell):

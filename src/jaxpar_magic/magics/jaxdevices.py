@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.display import display
 
 from .cell import use_of_value
-from .options import OptionParser, unquote, usage_error
+from .options import OptionParser, help_on_demand, unquote, usage_error
 
 _NAME = "jaxdevices"
 
@@ -33,7 +34,9 @@ the mesh again, and move arrays with x = jax.device_put(jax.device_get(x)). Func
 at their next use."""
 
 
-def _parser() -> OptionParser:
+@functools.cache
+def make_parser() -> OptionParser:
+    """The options of `%jaxdevices`."""
     parser = OptionParser(_NAME, "%jaxdevices [COUNT|all] [options]", _DESCRIPTION)
     add = parser.add_argument
     add("--platform", metavar="NAME", help="what JAX uses by default: cpu, gpu, cuda, rocm, tpu")
@@ -54,17 +57,15 @@ def _parser() -> OptionParser:
     return parser
 
 
-PARSER = _parser()
-
-
 @magics_class
 class JaxDevicesMagics(Magics):
     """The magic `%jaxdevices`."""
 
     @line_magic
     def jaxdevices(self, line: str) -> Any:
+        """Show JAX's devices, or set how many CPU devices there are."""
         shell: Any = self.shell
-        read = PARSER.read(line)
+        read = make_parser().read(line)
         if read is None:
             return None
         options, positional = read
@@ -102,7 +103,7 @@ class JaxDevicesMagics(Magics):
         return None
 
 
-JaxDevicesMagics.jaxdevices.__doc__ = PARSER.format_help()  # what `%jaxdevices?` shows
+help_on_demand(JaxDevicesMagics.jaxdevices, make_parser)
 
 
 class FlagsGuard:

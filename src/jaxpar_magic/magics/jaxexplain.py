@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from .options import OptionParser, usage_error
+from .options import OptionParser, help_on_demand, usage_error
 from .settings import JaxparMagics
 
 _NAME = "jaxexplain"
@@ -35,7 +36,9 @@ The card under a traceback is brief, and full when the same error comes again.
 %config JaxparMagics.explanations = "full" (or "brief", "off") changes that."""
 
 
-def _parser() -> OptionParser:
+@functools.cache
+def make_parser() -> OptionParser:
+    """The options of `%jaxexplain`."""
     parser = OptionParser(_NAME, "%jaxexplain [CODE|NUMBER|TEXT|option]", _DESCRIPTION)
     add = parser.add_mutually_exclusive_group().add_argument
     add("--full", action="store_true", help="with the shapes at your line and the facts used")
@@ -43,9 +46,6 @@ def _parser() -> OptionParser:
     add("--on", action="store_true", help="cards under tracebacks: on")
     add("--off", action="store_true", help="cards under tracebacks: off")
     return parser
-
-
-PARSER = _parser()
 
 
 @magics_class
@@ -58,6 +58,7 @@ class JaxExplainMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def jaxexplain(self, line: str, cell: str | None = None) -> Any:
+        """Explain an error of JAX: what went wrong with your own numbers, why, and ways out as code."""
         request = line.strip()
         if cell is not None:
             return self._explain(f"{request}\n{cell}" if request else cell)
@@ -72,7 +73,7 @@ class JaxExplainMagics(Magics):
         return self._explain(request)
 
     def _options(self, request: str) -> Any:
-        read = PARSER.read(request)
+        read = make_parser().read(request)
         if read is None:
             return None
         options, rest = read
@@ -118,7 +119,7 @@ class JaxExplainMagics(Magics):
         shell.set_next_input(code)
 
 
-JaxExplainMagics.jaxexplain.__doc__ = PARSER.format_help()  # what `%jaxexplain?` shows
+help_on_demand(JaxExplainMagics.jaxexplain, make_parser)
 
 
 def _page(name: str) -> Any:

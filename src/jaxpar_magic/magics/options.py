@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -224,6 +224,11 @@ class OptionParser(argparse.ArgumentParser):
         except (UsageError, argparse.ArgumentTypeError, TypeError, ValueError):
             return False
         return True
+
+
+def help_on_demand(magic: Any, make_parser: Callable[[], OptionParser]) -> None:
+    """Make `%magic?` show the parser's help. IPython asks `getdoc`; as a docstring it would cost time when loading."""
+    magic.getdoc = lambda: make_parser().format_help()
 
 
 def is_option(token: str) -> bool:

@@ -17,7 +17,7 @@ from ..errors import did_you_mean
 from ..mapping.choices import CHECK, ON_ERROR, REMAINDER, SHOW, STRATEGIES
 from ..mapping.strategies import PYTHON
 from .cell import CellBody, parse_cell, run_body, use_of_value
-from .options import OptionParser, usage_error
+from .options import OptionParser, help_on_demand, usage_error
 from .settings import JaxparMagics
 
 _DESCRIPTION = """\
@@ -107,6 +107,7 @@ class ParmapMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def parmap(self, line: str, cell: str | None = None) -> Any:
+        """Map a function over inputs on all cores, devices or worker processes."""
         __tracebackhide__ = True
         read = make_parser().read(line)
         if read is None:
@@ -316,7 +317,7 @@ class ParmapMagics(Magics):
         return done.value if isinstance(done, MapResult) else done
 
 
-ParmapMagics.parmap.__doc__ = make_parser().format_help()  # what `%parmap?` shows
+help_on_demand(ParmapMagics.parmap, make_parser)
 
 
 def _named(token: str) -> tuple[str | None, str]:
