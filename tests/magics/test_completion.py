@@ -239,6 +239,17 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def in_terminal(shell, text):
+    """What a menu in the terminal shows."""
+    from IPython.terminal.ptutils import IPythonPTCompleter
+    from prompt_toolkit.completion import CompleteEvent
+    from prompt_toolkit.document import Document
+
+    completer = IPythonPTCompleter(ipy_completer=shell.Completer)
+    found = completer.get_completions(Document(text), CompleteEvent(completion_requested=True))
+    return [completion.text for completion in found]
+
+
 @pytest.mark.skipif(not NEW, reason="IPython < 8.6 mixes in what it finds itself")
 def test_nothing_else_is_offered(shell, folder):
     from IPython.core.completer import provisionalcompleter
@@ -257,6 +268,8 @@ def test_nothing_else_is_offered(shell, folder):
             assert tab(text) == [begin + t for t in texts], text
         for text in NOTHING:
             assert tab(text) == [], text
+        assert in_terminal(shell, "%parmap double xs -s v") == ["vmap"]
+        assert in_terminal(shell, "%parmap double xs -s vmf") == []
         for text, end in REST.items():
             assert any(t.endswith(end) for t in tab(text)), text
     finally:

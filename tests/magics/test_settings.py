@@ -143,6 +143,7 @@ def test_what_they_do_in_a_kernel():
         "%parmap (lambda x: x) xs -q",
         "%parmap (lambda x: x) xs -q --noresult --memory 1GB",
         "%parmap (lambda x: x) xs -q --noresult -s serial",
+        "%parmap (lambda x: x) xs --memory 1GB --compare vmap,serial",
         fail,
         fail + "  # again",
         "%config JaxparMagics.explanations = 'brief'",
@@ -159,9 +160,10 @@ def test_what_they_do_in_a_kernel():
     assert starts == ["parmap: map on 1 device", "parmap: thread on 1 thread", "parmap: shard_map on 1 device"]
     assert "memory" in cell_text(shown[6]) and cell_errors(shown[6])
     assert shown[7].outputs == shown[8].outputs == []
-    full = ["At that line" in cell_text(shown[i]) for i in (9, 10, 12)]
+    assert "serial" in cell_text(shown[9]) and "could not run" not in cell_text(shown[9])
+    full = ["At that line" in cell_text(shown[i]) for i in (10, 11, 13)]
     assert full == [False, True, False]
-    assert "JPX0104" in cell_text(shown[9])
-    mistake = cell_text(shown[13]).strip()
+    assert "JPX0104" in cell_text(shown[10])
+    mistake = cell_text(shown[14]).strip()
     assert "Did you mean 'full'?" in mistake and "\n" not in mistake and "Traceback" not in mistake
-    assert [o.output_type for o in shown[15].outputs] == ["error"]
+    assert [o.output_type for o in shown[16].outputs] == ["error"]

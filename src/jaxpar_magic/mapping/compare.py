@@ -173,7 +173,8 @@ def compare_strategies(
         row = Row(name)
         rows.append(row)
         try:
-            value = _measure(function, batch, replace(options, strategy=name), row, notes)
+            memory = None if name in strategies.PYTHON else options.memory  # bounds what JAX holds
+            value = _measure(function, batch, replace(options, strategy=name, memory=memory), row, notes)
             values[name] = (value, row.measured)
         except Exception as error:
             first_error = first_error or error
