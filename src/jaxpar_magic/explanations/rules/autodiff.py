@@ -862,7 +862,8 @@ def function_is_not_linear(failure: Failure) -> Finding | None:
     fixes = [
         Fix(
             "Take the linear function that belongs to it at a point: its derivative",
-            f"y, transposed = jax.vjp({function or 'f'}, x)\nresult = transposed(g)",
+            (failure.rewrite(call.source, f"jax.vjp({', '.join(call.args)})[1]") if call is not None else None)
+            or f"y, transposed = jax.vjp({function or 'f'}, x)\nresult = transposed(g)",
         )
     ]
     if call is None:
@@ -964,10 +965,15 @@ def custom_rule_not_defined(failure: Failure) -> Finding | None:
         why=f"{decorator} promises a rule of your own; without it the function cannot even be called.",
         fixes=[
             Fix("Define the rule before the first call", code),
-            Fix(f"Or remove the decorator {decorator}", f"def {name}(x):\n    ...  # without @jax.{decorator}"),
+            Fix(f"Or do without {decorator}: take the function itself", _undecorated(failure, name)),
         ],
         facts={"function": function, "decorator": decorator},
     )
+
+
+def _undecorated(failure: Failure, name: str) -> str:
+    again = failure.user.statement if failure.user is not None and failure.user.function == "<module>" else None
+    return "\n".join([f"{name} = {name}.__wrapped__", *([again] if again else [])])
 
 
 @rule(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
-from ..context import Failure
+from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted
@@ -66,12 +67,24 @@ def transfer_not_allowed(failure: Failure) -> Finding | None:
         "device-to-host": Fix("Fetch the data by name", "x = jax.device_get(x)"),
         "device-to-device": Fix("Move the data by name", "x = jax.device_put(x, device)"),
     }[way]
+    statement = failure.user.statement if failure.user is not None else None
+    pair = operands(failure)
+    if way == "host-to-device" and pair is not None:
+        held = [failure.variable(source) for source in (pair[0], pair[2])]
+        hosts = [
+            source
+            for source, v in zip((pair[0], pair[2]), held)
+            if re.match(r"np\.|numpy\.|-?\d", source) or (v is not None and v.type in ("ndarray", "int", "float"))
+        ]
+        if len(hosts) == 1 and statement is not None:
+            explicit = Fix(explicit.title, rewritten(failure, hosts[0], f"jax.device_put({hosts[0]})"))
+    again = textwrap.indent(statement, "    ") if statement is not None else "    y = f(x)"
     return Finding(
         what=f"A silent copy{of} from {way.replace('-to-', ' to ')} was stopped: jax.transfer_guard does not allow it.",
         why="Numbers, lists and numpy arrays are copied to the device without a word when JAX computes with them. "
         "The setting jax_transfer_guard 'disallow' makes each such copy an error; copies that are asked for by name "
         "are allowed.",
-        fixes=[explicit, Fix("Or allow silent copies here", "with jax.transfer_guard('allow'):\n    y = f(x)")],
+        fixes=[explicit, Fix("Or allow silent copies here", f"with jax.transfer_guard('allow'):\n{again}")],
         facts={"direction": way, "array": array},
     )
 
@@ -124,7 +137,7 @@ def associative_scan_function(failure: Failure) -> Finding | None:
         "in the same places. So the function must work element by element along that axis, and keep shape and "
         "structure.",
         fixes=[
-            Fix("Combine the two arguments element by element", "jax.lax.associative_scan(lambda a, b: a + b, xs)"),
+            Fix("Combine the two arguments element by element", rewritten(failure, call.args[0], "lambda a, b: a + b")),
             Fix(
                 "For a function of single items: map it over the pairs",
                 f"jax.lax.associative_scan(jax.vmap(function), {call.args[1] if len(call.args) > 1 else 'xs'})",
@@ -475,14 +488,23 @@ def compiled_function_cannot_be_transformed(failure: Failure) -> Finding | None:
         why="What .lower(…).compile() gives is one machine program. JAX can no longer look into it, as grad, vmap and "
         "jit must.",
         fixes=[
+            _of_jitted(failure, transform, name),
             Fix(
-                "Transform the function first, and compile the result",
+                "Or transform the function first, and compile the result",
                 f"compiled = jax.jit(jax.{transform.name if transform else 'grad'}(function)).lower(x).compile()",
             ),
-            Fix("Or use the jitted function instead of the compiled one", "function = jax.jit(function)"),
         ],
         facts={"transformation": transform.name if transform is not None else None},
     )
+
+
+def _of_jitted(failure: Failure, transform: Call | None, name: str) -> Fix:
+    title = "Transform the jitted function in place of the compiled one"
+    jit = next((call for call in failure.defining_calls(name) if call.name == "jit"), None)
+    if jit is None or transform is None:
+        return Fix(title, f"jax.{transform.name if transform is not None else 'grad'}(jax.jit(function))(x)")
+    new = transform.source.replace(name, jit.source, 1)
+    return Fix(title, rewritten(failure, transform.source, new))
 
 
 @rule("JPX0967", "sparse-array-in-dense-function", types=("TypeError",), clues=("experimental.sparse",), priority=10)
@@ -780,6 +802,8 @@ def float0_has_no_arithmetic(failure: Failure) -> Finding | None:
     match = failure.search(r"Called (\w+) with a float0 array")
     if match is None:
         return None
+    held = [v.name for v in failure.variables.values() if "float0" in (v.dtype or "") and v.name.isidentifier()]
+    g = held[0] if len(held) == 1 else "gradient"
     return Finding(
         what=f"The operation {match.group(1)} got the gradient of an integer input, which is empty (dtype float0).",
         why="Whole numbers have no derivative. With allow_int=True JAX still returns something of the same shape: an "
@@ -787,7 +811,7 @@ def float0_has_no_arithmetic(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Make zeros of it first",
-                "gradient = jnp.zeros(gradient.shape) if gradient.dtype == jax.dtypes.float0 else gradient",
+                f"{g} = jnp.zeros({g}.shape) if {g}.dtype == jax.dtypes.float0 else {g}",
             ),
             Fix("Or give floating-point numbers, which have a gradient", "jax.grad(f)(float(n))"),
         ],

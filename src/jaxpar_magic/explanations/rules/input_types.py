@@ -535,6 +535,14 @@ def class_that_jax_does_not_know(failure: Failure) -> Finding | None:
 
 def _method(failure: Failure, problem: _Problem) -> Finding:
     name = problem.function or "step"
+    call = failure.outer_call
+    code = f"{name} = jax.jit(object_.{name})\n{name}(x)  # object_: your {problem.name}; without @jax.jit in the class"
+    if call is not None and (call.name == name or name == "__call__") and problem.name.isidentifier():
+        holder = call.function.rpartition(".")[0] if call.name == name else call.function
+        compiled = name.strip("_")
+        arguments = ", ".join([*call.args, *(f"{k}={v}" for k, v in call.keywords.items())])
+        code = f"{compiled} = jax.jit(functools.partial({problem.name}.{name}.__wrapped__, {holder}))\n"
+        code += rewritten(failure, call.source, f"{compiled}({arguments})")
     return Finding(
         what=f"The method {name} is jitted, so its self, an object of the class {problem.name}, is an argument; JAX "
         "does not "
@@ -546,8 +554,7 @@ def _method(failure: Failure, problem: _Problem) -> Finding:
             Fix(
                 "Jit the method of one object: self is then part of the function (what it holds is fixed at the "
                 "first call)",
-                f"{name} = jax.jit(object_.{name})\n{name}(x)  # object_: your {problem.name}; without @jax.jit in "
-                "the class",
+                code,
             ),
             Fix(
                 "Or make self a compile-time constant: good while the object never changes",

@@ -234,18 +234,43 @@ def carry_structure_changes(failure: Failure) -> Finding | None:
         what=f"The body of {loop} returns a carry that is built in another way than the one it gets{how}.",
         why="JAX compiles the loop's body once for all steps, so the carry must keep its structure: the same "
         "containers, the same number of parts, the same keys.",
-        fixes=_structure_fixes(failure, loop, found[0].group(2) if found else ""),
+        fixes=_structure_fixes(failure, loop, *(found[0].group(2, 3) if found else ("", ""))),
         facts={"loop": loop, "carries": tuple(m.group(1) for m in found)},
     )
 
 
-def _structure_fixes(failure: Failure, loop: str, before: str) -> list[Fix]:
+def _structure_fixes(failure: Failure, loop: str, before: str, after: str) -> list[Fix]:
     fixes = []
     if "NoneType" in before:
         fixes.append(
             Fix("Start with a value of the kind that the body returns", "init = jnp.zeros(())  # instead of None")
         )
-    return [*fixes, Fix("Return the carry built like the initial one", _alike(loop, before))]
+    return [
+        *fixes,
+        Fix("Return the carry built like the initial one", _converted(failure, before, after) or _alike(loop, before)),
+    ]
+
+
+def _converted(failure: Failure, before: str, after: str) -> str | None:
+    """The loop with a body that makes a tuple of its list, or a list of its tuple."""
+    kind = next((k for k in ("tuple", "list") if re.search(rf"\b{k}\b", before)), None)
+    other = {"tuple": "list", "list": "tuple"}.get(kind or "")
+    call = failure.call("scan", "fori_loop", "while_loop")
+    if other is None or not re.search(rf"\b{other}\b", after) or call is None:
+        return None
+    position = {"scan": 0, "while_loop": 1, "fori_loop": 2}[call.name]
+    body = call.args[position] if len(call.args) > position else None
+    if body is None:
+        return None
+    applied = f"({body})" if body.startswith("lambda") else body
+    wrapper = {
+        "scan": f"lambda carry, x: (lambda new, output: ({kind}(new), output))(*{applied}(carry, x))",
+        "fori_loop": f"lambda i, carry: {kind}({applied}(i, carry))",
+        "while_loop": f"lambda carry: {kind}({applied}(carry))",
+    }[call.name]
+    arguments = [wrapper if n == position else a for n, a in enumerate(call.args)]
+    new = f"{call.function}({', '.join([*arguments, *(f'{k}={v}' for k, v in call.keywords.items())])})"
+    return failure.rewrite(call.source, new)
 
 
 def _alike(loop: str, before: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 
-from ..context import Call, Failure
+from ..context import Call, Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import array_type, counted, listed, sizes
@@ -308,7 +309,8 @@ def branches_differ(failure: Failure) -> Finding | None:
         fixes = [
             Fix(
                 "Return the same containers with the same number of values from both",
-                "jax.lax.cond(pred, lambda x: (x, x), lambda x: (x, jax.numpy.zeros_like(x)), x)",
+                (_same_containers(failure, call, pairs) if structure is not None else None)
+                or "jax.lax.cond(pred, lambda x: (x, x), lambda x: (x, jax.numpy.zeros_like(x)), x)",
             )
         ]
     facts["parts"] = tuple(parts)
@@ -323,6 +325,38 @@ def branches_differ(failure: Failure) -> Finding | None:
 
 def _plain(kind: str) -> str:
     return re.sub(r"<class '(?:builtins\.)?([\w.]+)'>", r"\1", kind)
+
+
+def _same_containers(failure: Failure, call: Call | None, pairs: Sequence[re.Match[str]]) -> str | None:
+    """The call with zeros beside the result of the branch that returns one array where the other returns a pair."""
+    if call is None or len(pairs) != 1 or pairs[0].group(2):
+        return None
+    for single, other in ((pairs[0].group(1, 3), pairs[0].group(5)), (pairs[0].group(4, 5), pairs[0].group(3))):
+        source = _branch(call, single[0])
+        if "leaf" in single[1] and "tuple" in other and source is not None:
+            count = re.search(r"length (\d+)", other)
+            more = ", jax.numpy.zeros_like(r)" * (int(count.group(1)) - 1 if count is not None else 1)
+            return replaced(failure, call, source, f"lambda *args: (lambda r: (r{more}))({_applied(source)})")
+    return None
+
+
+def _branch(call: Call | None, name: str) -> str | None:
+    """Source of the branch that JAX calls true_fun, false_fun or "branch 2"."""
+    if call is None:
+        return None
+    if call.name == "cond":
+        return argument(call, name) if name in ("true_fun", "false_fun") else None
+    number = re.search(r"\d+", name)
+    listing = call.args[1] if len(call.args) > 1 else ""
+    tree, source = parse_fragment(listing) if listing.startswith(("[", "(")) else (None, "")
+    expression = tree.body[0].value if isinstance(tree, ast.Module) and isinstance(tree.body[0], ast.Expr) else None
+    if (
+        number is None
+        or not isinstance(expression, ast.List | ast.Tuple)
+        or int(number.group()) >= len(expression.elts)
+    ):
+        return None
+    return ast.get_source_segment(source, expression.elts[int(number.group())])
 
 
 def _branch_fixes(
@@ -347,10 +381,14 @@ def _branch_fixes(
         if all(a <= b for a, b in zip(one[1], two[1])) or all(a >= b for a, b in zip(one[1], two[1])):
             small, small_name = (one[1], first) if sum(one[1]) < sum(two[1]) else (two[1], second)
             pads = ", ".join(f"(0, {n})" for n in widths)
+            source = _branch(call, small_name) if not path else None
+            code = None
+            if source is not None:
+                code = replaced(failure, call, source, f"lambda *args: jax.numpy.pad({_applied(source)}, ({pads},))")
             return [
                 Fix(
                     f"Fill the shorter result {small} of {small_name} with zeros",
-                    f"value = jax.numpy.pad(value, ({pads},))  # at the end of {small_name}",
+                    code or f"value = jax.numpy.pad(value, ({pads},))  # at the end of {small_name}",
                 )
             ]
     big, small_name = (one[1], second) if len(one[1]) >= len(two[1]) else (two[1], first)
@@ -671,7 +709,10 @@ def loop_function_arguments(failure: Failure) -> Finding | None:
         wanted = f"{len(operands)}: {', '.join(operands)}" if operands else "none, as no operands are given"
         names = [chr(ord("x") + i) for i in range(len(operands))] if len(operands) <= 3 else ["*operands"]
         code = f"lambda {', '.join(names)}: ...".replace("lambda :", "lambda:").replace("...", "result")
+        without = f"{call.function}({', '.join(call.args[: 3 if call.name == 'cond' else 2])})"
         title = "Take as many arguments as there are operands"
+        if taken == "0" and operands:
+            code, title = rewritten(failure, call.source, without), "Leave the operands out: the functions take none"
         parameters_of = re.match(r"lambda ([\w, ]+):", functions[0])
         wanted_names = parameters_of.group(1).split(", ") if parameters_of is not None else []
         if not operands and wanted_names and failure.scope.issuperset(wanted_names):

@@ -87,6 +87,17 @@ def _library(failure: Failure) -> str | None:
     return packages[0] if packages else None
 
 
+def _same_shape_callback(failure: Failure, call: Call | None) -> Fix:
+    """The call through pure_callback, for a function whose result has the shape of its first argument."""
+    x = call.args[0] if call is not None and call.args else "x"
+    if call is None or not x.isidentifier():
+        return _callback_fix(f"{call.function if call is not None else 'function'}(v)", x)
+    inside = call.source.replace(f"({x}", "(v", 1)
+    new = f"jax.pure_callback(lambda v: {inside}, jax.ShapeDtypeStruct({x}.shape, {x}.dtype), {x})"
+    title = "Or call it from within, through a callback (if its result has the shape and dtype of its argument)"
+    return Fix(title, failure.rewrite(call.source, new) or new)
+
+
 def _special_call(failure: Failure) -> Call | None:
     """The user's call of a compiled function of scipy.special, which leaves no frame in the traceback."""
     for call in failure.user.calls if failure.user is not None else ():
@@ -187,18 +198,25 @@ def library_on_a_traced_value(failure: Failure) -> Finding | None:
     name = tracing(failure)[0] or "function"
     name = name if name.isidentifier() else "function"
     outside = f"outside {transform}" if transform else "outside the transformation"
+    decorated = failure.definitions.get(name, "") if transform == "jit" else ""
+    outer = next((c for f in failure.user_frames for c in f.calls if c.function == name), None)
+    plain = None
+    if outer is not None and re.match(r"@(?:jax\.)?jit\b", decorated):
+        new = f"{name}.__wrapped__({', '.join([*outer.args, *(f'{k}={v}' for k, v in outer.keywords.items())])})"
+        plain = Fix(f"Run {name} without jit, as plain Python", new)
     fixes = [
         _jax_scipy_fix(failure, function) if library == "scipy" else None,
+        plain,
         Fix(
             f"Call it {outside}, on numbers: the plain function in worker processes",
             f"from jaxpar_magic import parmap\nresult = parmap({name}, inputs, strategy='process')",
         ),
-        _callback_fix(f"{function}(v)", "x"),
+        _same_shape_callback(failure, call),
     ]
     return Finding(
         what=f"{function} of {library} got a traced value ({_traced(failure)}){_depends(failure)}; it needs numbers.",
         why=_why(failure, library),
-        fixes=[fix for fix in fixes if fix is not None],
+        fixes=[fix for fix in fixes if fix is not None][:3],
         facts={"library": library, "function": function, "type": _traced(failure)},
     )
 

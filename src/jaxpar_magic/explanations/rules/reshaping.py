@@ -282,7 +282,12 @@ def slice_larger_than_the_array(failure: Failure) -> Finding | None:
         missing = len(shape) - len(part)
         what = f"The update has shape {part}, with {missing} axes fewer than the array of shape {shape}."
         new = "update.reshape((1,) * (x.ndim - update.ndim) + update.shape)"
-        fixes = [Fix("Give the update leading axes of size 1", f"x = jax.lax.dynamic_update_slice(x, {new}, start)")]
+        code = f"x = jax.lax.dynamic_update_slice(x, {new}, start)"
+        call = called_with(failure, "dynamic_update_slice")
+        if call is not None and len(call.args) > 1:
+            update = f"jax.numpy.reshape({call.args[1]}, {(1,) * missing + part})"
+            code = rewritten(failure, call.source, call.source.replace(call.args[1], update, 1))
+        fixes = [Fix("Give the update leading axes of size 1", code)]
     else:
         axis = next((i for i, (p, s) in enumerate(zip(part, shape)) if p > s), 0)
         word = "The slice" if taken is not None else "The update"

@@ -242,7 +242,7 @@ def shard_map_inside_another_mesh(failure: Failure) -> Finding | None:
         what = f"A shard_map over the mesh ({show[0]}) is called inside another shard_map that already splits along it."
         why = "Inside shard_map the function has one device's block and is not to be split again along the same axes."
         fixes = [
-            Fix("Call the inner function itself, without shard_map", "result = function(block)"),
+            _without_the_inner(failure),
             Fix(
                 "Or let the outer one take some axes of the mesh and the inner one the rest",
                 "jax.shard_map(outer, in_specs=P('x'), out_specs=P('x'), mesh=mesh, axis_names={'x'})",
@@ -263,6 +263,16 @@ def shard_map_inside_another_mesh(failure: Failure) -> Finding | None:
         ]
     facts = {"set": tuple(outer.items()), "given": tuple(inner.items())}
     return Finding(what=what, why=why, fixes=fixes, facts=facts)
+
+
+def _without_the_inner(failure: Failure) -> Fix:
+    title = "Call the inner function itself, without shard_map"
+    called = failure.outer_call
+    made = failure.defining_calls(called.function) if called is not None else ()
+    inner = next((call for call in made if call.name == "shard_map" and call.args), None)
+    if inner is None:
+        return Fix(title, "result = function(block)")
+    return Fix(title, rewritten(failure, inner.source, inner.args[0]))
 
 
 # -- inside ----------------------------------------------------------------------------------------
