@@ -186,7 +186,8 @@ def _compile(
             smaller = fitting.next_chunk(plan.chunk_size, held, plan.parts)
             if smaller is None:
                 if plan.chunks > 1 or options.memory is not None:
-                    needs = f"holds up to {size_text(fitting.peak(plan.chunk_size, held).total)}, as compiled"
+                    peak = size_text(fitting.peak(plan.chunk_size, held).total)
+                    needs = f"holds up to {peak}, as compiled, of the {size_text(bound)} it may hold"
                     plan = replace(plan, reasons=(*plan.reasons, needs))
                 break
             if chunk_size:
