@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
+import textwrap
 
-from ..context import Failure, package_of
+from ..context import Failure, package_of, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
 
@@ -110,6 +112,58 @@ def _has_ended(failure: Failure, function: str, file: str) -> bool:
     return above is not None and "lambda" not in (above.segment or "")
 
 
+def _moved_out(failure: Failure) -> str | None:
+    """The user's own function, with the statement that stores a value moved behind its call; None if that is not
+    as plain as one statement, one `return` at the end, and one call to be seen in the same file."""
+    place = failure.search(r"(?:leaked was|while tracing the function) (\w+) at (\S+?):(\d+)(?:,? traced)? for jit")
+    if place is None or not failure.live or package_of(place.group(2)) != "user":
+        return None
+    name, file, number = place.group(1), place.group(2), int(place.group(3))
+    source = "".join(linecache.getlines(file))
+    tree, _ = parse_fragment(source) if source and len(source) < 200_000 else (None, "")
+    nodes = list(ast.walk(tree)) if tree is not None else []
+    function = next((n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == name), None)
+    call = next(
+        (n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == name), None
+    )
+    if function is None or call is None or abs(function.lineno - number) > 2:
+        return None
+    if [ast.unparse(d) for d in function.decorator_list] not in (["jax.jit"], ["jit"]):
+        return None
+    *body, last = function.body
+    stores = [n for n in body if _stored(n) is not None]
+    if len(stores) != 1 or not isinstance(last, ast.Return) or last.value is None:
+        return None
+    value = _stored(stores[0])
+    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return)]
+    if value is None or len(returns) != 1 or any(isinstance(n, ast.Nonlocal) for n in body):
+        return None
+    kept = value.id if isinstance(value, ast.Name) else "stored"
+    lines = [ast.unparse(n) for n in body if n is not stores[0] and not isinstance(n, ast.Global)]
+    lines += [] if isinstance(value, ast.Name) else [f"stored = {ast.unparse(value)}"]
+    head = f"def {name}({ast.unparse(function.args)}):"
+    inside = "\n".join([*lines, f"return {ast.unparse(last.value)}, {kept}"])
+    again = ast.unparse(stores[0]).replace(ast.unparse(value), kept) if kept == "stored" else ast.unparse(stores[0])
+    holder = stores[0].value.func.value if isinstance(stores[0], ast.Expr) else None  # type: ignore[attr-defined]
+    clear = [f"{ast.unparse(holder)}.clear()"] if holder is not None else []
+    arguments = ", ".join([*map(ast.unparse, call.args), *(f"{k.arg}={ast.unparse(k.value)}" for k in call.keywords)])
+    return "\n".join(
+        [head, textwrap.indent(inside, "    "), "", f"result, {kept} = jax.jit({name})({arguments})", *clear, again]
+    )
+
+
+def _stored(statement: ast.stmt) -> ast.expr | None:
+    """What `log.append(y)`, `cache["y"] = y` or `model.last = y` stores; None for other statements."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "append" and len(call.args) == 1:
+            return call.args[0]
+    one = isinstance(statement, ast.Assign) and len(statement.targets) == 1
+    if one and isinstance(statement.targets[0], ast.Subscript | ast.Attribute):  # type: ignore[attr-defined]
+        return statement.value  # type: ignore[attr-defined,no-any-return]
+    return None
+
+
 def _used(failure: Failure) -> str | None:
     """What holds the tracer at the user's line: "log", "s.residual", "key"."""
     user = failure.user
@@ -147,7 +201,10 @@ def _fixes(
             Fix(f"Before that, make {use} anew: what it holds now cannot be used", f"{use} = jax.random.key(0)"),
         ]
     fixes = []
-    if transform in ("scan", "fori_loop", "while_loop", "map", "cond"):
+    moved = _moved_out(failure) if transform in ("jit", None) else None
+    if moved is not None:
+        fixes.append(Fix("Return the value from the function, and store it outside", moved))
+    elif transform in ("scan", "fori_loop", "while_loop", "map", "cond"):
         fixes.append(
             Fix(
                 "Let the loop collect the value: scan stacks what its body returns second",
