@@ -212,12 +212,14 @@ def targets(
     judge_against("best by hand", BY_HAND, 1.05)
     for tool in ("parajax", "joblib"):
         judge_against(tool, (tool,), 1.0)
-    grids = {name: r for name, one in grid.items() if (r := ratio(one, grid_points(one))) is not None}
+    grids = {
+        name: r
+        for name, one in grid.items()
+        if (r := ratio(one, grid_points(one))) is not None and fastest(one, grid_points(one))[1] >= SHORT
+    }
     if grids:
         judge("`auto` / best of all places and widths, geometric mean", geometric_mean(list(grids.values())), 1.05)
-    judge_worst(
-        "… the worst", {n: r for n, r in grids.items() if fastest(grid[n], grid_points(grid[n]))[1] >= SHORT}, 1.15
-    )
+    judge_worst("… the worst", grids, 1.15)
     alone = {
         name: 1 / r
         for name, one in found.items()
@@ -253,6 +255,9 @@ def markdown(stored: dict[str, Any]) -> str:
     notes = ["joblib, `Pool` and the loop run the numpy version of the function."]
     if scaled:
         notes.append(f"Where that is slow, it ran over fewer items, and times are scaled up: {', '.join(scaled)}.")
+    larger = [n for n in found if WORKLOADS[n].waits_in_pool]
+    if larger:
+        notes.append(f"{', '.join(larger)}: with `NPROC` twice the cores, as JAX may hang otherwise.")
     if few:
         notes.append(f"Fewer calls, as they take seconds: {', '.join(few)}.")
     if missing:

@@ -42,11 +42,12 @@ from jaxpar_magic.mapping.result import duration
 
 HERE = Path(__file__).resolve().parent
 # A variant that gives no sign for so long counts as failed.
-PATIENCE = 120.0
+PATIENCE = 60.0
 QUICK_SIZE, QUICK_NUMPY_SIZE = 20, 2
 FRESH = ("auto", "jit(vmap)", "shard_map(vmap)", "shard_map(lax.map)", "parajax")
 # Times the usual size: a second of work and more for the best way.
 LARGER = {"ode_rk4": 32, "escape_time": 100, "adaptive_vdp": 50, "mc_barrier": 40, "image_conv": 20}
+FULL_ROUNDS = 7
 LONG_RUNS = ("cell", "chunks", "memory")
 # Grid points slower than this, times the fastest, cannot be the best.
 NEAR = 1.6
@@ -58,10 +59,12 @@ class Lost(Exception):
 
 def measured(job: Job, patience: float = PATIENCE) -> Iterator[dict[str, Any]]:
     """What measure.py tells of a job."""
-    return child("measure.py", json.dumps(asdict(job)), patience=patience)
+    # XLA takes the size of its thread pool from NPROC
+    pool = {"NPROC": str(2 * usable_cores())} if WORKLOADS[job.workload].waits_in_pool else {}
+    return child("measure.py", json.dumps(asdict(job)), patience=patience, env=pool)
 
 
-def child(script: str, *arguments: str, patience: float = PATIENCE) -> Iterator[dict[str, Any]]:
+def child(script: str, *arguments: str, patience: float, env: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
     """What a script tells on its standard output, as it tells it. Raises Lost."""
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile("w+") as errors:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "JAXPAR_"))}
@@ -69,7 +72,7 @@ def child(script: str, *arguments: str, patience: float = PATIENCE) -> Iterator[
         settings = {"JAX_NUM_CPU_DEVICES": str(usable_cores()), "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": scratch}
         process = subprocess.Popen(
             [sys.executable, str(HERE / script), *arguments],
-            env=kept | settings,
+            env=kept | settings | (env or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -109,7 +112,7 @@ def child(script: str, *arguments: str, patience: float = PATIENCE) -> Iterator[
             raise Lost(f"no sign for {patience:.0f} s" if silent else f"the process died: {''.join(last)[:200]}")
 
 
-def measure_workload(job: Job) -> dict[str, Any]:
+def measure_workload(job: Job, patience: float = PATIENCE) -> dict[str, Any]:
     """Times of all variants of a workload. A process that dies is started again without what it died of."""
     left = list(job.variants)
     found: dict[str, Any] = {"variants": {}, "failed": {}}
@@ -117,7 +120,7 @@ def measure_workload(job: Job) -> dict[str, Any]:
         begun = ""
         found["variants"] = {}
         try:
-            for message in measured(replace(job, variants=left)):
+            for message in measured(replace(job, variants=left), patience):
                 begun = message["variant"] if message["event"] == "begin" else begun
                 take(found, message)
             return found
@@ -156,7 +159,8 @@ def later_calls(names: list[str], options: argparse.Namespace) -> dict[str, Any]
         variants = [v for v in names_for(workload) if not options.variants or v in options.variants]
         sizes = (QUICK_SIZE, QUICK_NUMPY_SIZE) if options.quick else (None, None)
         job = Job(name, variants, 0 if options.quick else options.rounds, *sizes)
-        found[name] = measure_workload(job)
+        # quick runs are tests, which share the machine with others
+        found[name] = measure_workload(job, 5 * PATIENCE if options.quick else PATIENCE)
         if options.memory and workload.function is not None:
             found[name]["fresh"] = fresh(name, [v for v in FRESH if v in variants])
         if options.quick:
@@ -225,7 +229,7 @@ def long_runs(options: argparse.Namespace) -> dict[str, Any]:
     for part in LONG_RUNS:
         print(part, flush=True)
         try:
-            for message in child("long_runs.py", part, str(options.rounds)):
+            for message in child("long_runs.py", part, str(options.rounds), patience=3 * PATIENCE):
                 event = message.pop("event")
                 if event == "figure":
                     found["figures"].append(message)
@@ -253,7 +257,9 @@ def facts() -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", help=f"of {', '.join(WORKLOADS)}; default all")
-    parser.add_argument("--rounds", type=int, default=7, help="timed calls of each variant (default 7)")
+    parser.add_argument(
+        "--rounds", type=int, default=FULL_ROUNDS, help="timed calls of each variant (default %(default)s)"
+    )
     parser.add_argument("--variants", help="only these, separated by commas; see variants.py")
     parser.add_argument("--memory", action="store_true", help="first calls and peak memory in fresh processes, too")
     parser.add_argument("--quick", action="store_true", help="tiny inputs, results checked, no times")
@@ -270,9 +276,9 @@ def main() -> int:
     options.variants = options.variants.split(",") if options.variants else []
     if set(options.variants) - set(ALL):
         parser.error(f"variants: {', '.join(ALL)}")
-    partial = bool(options.workloads or options.variants or options.quick)
+    partial = bool(options.workloads or options.variants or options.quick) or options.rounds < FULL_ROUNDS
     if options.readme and partial:
-        parser.error("--readme needs all workloads and variants")
+        parser.error(f"--readme needs all workloads and variants, and {FULL_ROUNDS} rounds")
     if options.report:
         report.write_readme()
         return 0
