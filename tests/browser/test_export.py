@@ -59,6 +59,8 @@ def test_the_page_says_all_without_javascript_and_is_accessible(
         live.set_viewport_size({"width": 400, "height": 900})
         assert accessibility_problems(live, OURS) == []
         assert live.locator(OURS).evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth).length") == 0
+        bars = live.locator(OURS).locator("div", has=live.get_by_role("rowheader", name="ideal")).last
+        assert bars.evaluate("box => box.scrollWidth - box.clientWidth") == 0, "all of a picture is in sight"
     finally:
         still.close()
         live.close()

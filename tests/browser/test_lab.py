@@ -253,6 +253,7 @@ def test_a_saved_notebook_reopened_shows_the_same(notebook, page, accessibility_
     for i, text in enumerate(live):
         expect(notebook.cell(i).locator(OURS)).to_be_visible()
         assert notebook.cell(i).locator(OURS).inner_text() == text
+    expect(notebook.cell(2).get_by_role("rowheader", name="vmap").last).to_be_visible()
     bars = notebook.cell(2).locator("td > div")
     assert all(box["width"] > 1 for box in (bar.bounding_box() for bar in bars.all())), "the bars are drawn"
     assert accessibility_problems(page, OURS) == []

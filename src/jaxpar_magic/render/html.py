@@ -129,12 +129,14 @@ def _bars(block: Bars) -> str:
         bar += "" if i in block.hollow else f";background-color:{_BAR}"
         body += (
             f'<tr style="{_PLAIN}">'
-            f'<th scope="row" style="{_CELL.format(align="left")};font-weight:normal">{_safe(label)}</th>'
+            f'<th scope="row" style="{_CELL.format(align="left")}{_UNBROKEN};font-weight:normal">{_safe(label)}</th>'
             f'<td style="{_CELL.format(align="right")}{_UNBROKEN}">{_safe(annotation)}</td>'
-            f'<td style="padding:0;vertical-align:middle;width:20em"><div style="width:{100 * fraction:.1f}%;'
+            f'<td style="padding:0;vertical-align:middle;width:100%"><div style="width:{100 * fraction:.1f}%;'
             f'height:0.9em;box-sizing:border-box;{bar}"></div></td></tr>'
         )
-    return _scrolling(f"{_caption(block.caption)}<tbody>{body}</tbody>")
+    # The bars take what room there is, of a narrow window, too. With a width, Jupyter's own "fixed" would hold.
+    width = "width:100%;max-width:34em;table-layout:auto;"
+    return _scrolling(f"{_caption(block.caption)}<tbody>{body}</tbody>", width)
 
 
 def _grid(block: Grid) -> str:
@@ -163,8 +165,8 @@ def _caption(text: str | None) -> str:
     return f'<caption style="text-align:left;padding:0.2em 0;min-width:20em">{_safe(text)}</caption>' if text else ""
 
 
-def _scrolling(rows: str) -> str:
-    table = f'<table style="border-collapse:collapse;margin:0.4em 0">{rows}</table>'
+def _scrolling(rows: str, width: str = "") -> str:
+    table = f'<table style="{width}border-collapse:collapse;margin:0.4em 0">{rows}</table>'
     return f'<div style="overflow-x:auto" {_REACHABLE}>{table}</div>'
 
 
