@@ -670,6 +670,15 @@ def test_a_checkpoint_knows_its_file_by_what_is_in_it(tmp_path, stop_after):
     np.testing.assert_allclose(np.asarray(out), 2 * ROWS.sum(axis=1), rtol=1e-4, atol=1e-5)
 
 
+def test_a_checkpoint_keeps_within_the_bound(tmp_path):
+    xs = np.arange(3000, dtype=np.float32)
+    parmap(wide, xs, strategy="vmap", memory="400kB", checkpoint=tmp_path / "run")  # a twentieth would be too much
+    assert last_report().chunks > 20
+    assert len(list((tmp_path / "run").glob("items-*"))) == last_report().chunks
+    parmap(wide, xs, strategy="vmap", checkpoint=tmp_path / "plenty")
+    assert 10 <= last_report().chunks <= 20
+
+
 def test_an_interrupted_map_over_a_small_file_can_go_on_in_memory(tmp_path, stop_after):
     np.save(tmp_path / "x.npy", ROWS)
     stop_after(4)

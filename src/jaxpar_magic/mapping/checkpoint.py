@@ -214,12 +214,13 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 def open_folder(folder: str | os.PathLike, identity: MapIdentity, chunk_size: int, resume: bool) -> Finished:
-    """The checkpoint in `folder`: a new one, or the finished chunks of the same map.
+    """The checkpoint in `folder`: the finished chunks of the same map, or a new one."""
+    found = find_in_folder(folder, identity, resume)
+    return found if found is not None else new_folder(folder, identity, chunk_size)
 
-    Raises
-    ------
-    CheckpointError: the folder holds another map or a damaged file, or holds this map and `resume` is not set.
-    """
+
+def new_folder(folder: str | os.PathLike, identity: MapIdentity, chunk_size: int) -> Finished:
+    """A new checkpoint in `folder`, which holds none."""
     path = Path(folder).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -228,11 +229,22 @@ def open_folder(folder: str | os.PathLike, identity: MapIdentity, chunk_size: in
             f"checkpoint={str(folder)!r}: cannot make this folder ({error.strerror or error}).",
             argument="checkpoint",
         ) from None
+    described = {"format": _FORMAT, "parts": dict(identity.parts), "length": identity.length}
+    _write_whole(path / _MANIFEST, json.dumps({**described, "chunk_size": chunk_size}, indent=1).encode())
+    return Finished(identity, chunk_size, path)
+
+
+def find_in_folder(folder: str | os.PathLike, identity: MapIdentity, resume: bool) -> Finished | None:
+    """The finished chunks of the same map in `folder`; None if it holds no checkpoint.
+
+    Raises
+    ------
+    CheckpointError: the folder holds another map or a damaged manifest, or holds this map and `resume` is not set.
+    """
+    path = Path(folder).expanduser()
     manifest = _read_manifest(path)
     if manifest is None:
-        described = {"format": _FORMAT, "parts": dict(identity.parts), "length": identity.length}
-        _write_whole(path / _MANIFEST, json.dumps({**described, "chunk_size": chunk_size}, indent=1).encode())
-        return Finished(identity, chunk_size, path)
+        return None
     refuse_other(identity, manifest["parts"], manifest["length"], f"checkpoint={str(folder)!r}")
     if not resume:
         raise CheckpointError(

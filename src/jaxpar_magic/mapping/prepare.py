@@ -17,7 +17,7 @@ from ..errors import DeviceError, InputError
 from ..machine import size_text, usable_cores
 from . import strategies
 from .captured import CannotCompare, Captured, Fingerprint, captured, changed_names, fingerprint, token
-from .checkpoint import Finished, MapIdentity, identify, open_folder, take
+from .checkpoint import Finished, MapIdentity, find_in_folder, identify, new_folder, take
 from .collect import check_unmapped
 from .inputs import Batch
 from .memory import Fitting, memory_bound
@@ -100,12 +100,19 @@ def prepare(
     item = trace_item(function, batch, found)
     item.notes[:0] = notes
     check_unmapped(options.out_axes, item.out_tree, item.depends)
-    finished = None
+    finished, identity, most = None, None, None
     if keeps:
-        finished = _finished_before(identify(batch, options, item, function), batch.length, options)
-        options = replace(options, chunk_size=finished.chunk_size)
+        identity = identify(batch, options, item, function)
+        finished = _finished_before(identity, options)
+        if finished is not None:
+            options = replace(options, chunk_size=finished.chunk_size)
+        elif options.chunk_size is None:
+            most = max(1, math.ceil(batch.length / KEPT_CHUNKS))
     monitor.phase("compiling")
-    prepared = _compile(_weak(function), item, batch.length, options, devices, print_, timer, to_run)
+    prepared = _compile(_weak(function), item, batch.length, options, devices, print_, timer, to_run, most)
+    if identity is not None and finished is None:
+        assert options.checkpoint is not None
+        finished = new_folder(options.checkpoint, identity, prepared.plan.chunk_size)
     prepared.finished = finished
     timer.compile = time.perf_counter() - begin
     if key is not None and sum(c.nbytes for c in item.constants) <= MAX_HELD_BYTES:
@@ -139,7 +146,9 @@ def _compile(
     print_,
     timer: Timer,
     to_run: bool,
+    most: int | None = None,
 ) -> Prepared:
+    """Plan and compile; `most` bounds the chunk where the user names no size."""
     __tracebackhide__ = True
     threads = options.devices if options.strategy in ("thread", "auto") else None
     bound, to_file = memory_bound(options.memory), options.out_file is not None
@@ -156,7 +165,7 @@ def _compile(
 
     def compile_way(way: Way | None, timer: Timer, chunk_size: int | None, reasons: Sequence[str]) -> Prepared:
         __tracebackhide__ = True
-        wanted = chunk_size
+        wanted = chunk_size or most
         fitting = Fitting(bound, length, item.facts, to_file=to_file)
         while True:
             plan = plan_map(
@@ -210,12 +219,12 @@ def _compile(
         if options.strategy != "auto" or (len(devices) == 1 and resources.cores == 1):
             raise
         # one item on each device at a time is too much: one item in all
-        return _compile(function, item, length, replace(options, strategy="map"), devices, print_, timer, to_run)
+        return _compile(function, item, length, replace(options, strategy="map"), devices, print_, timer, to_run, most)
     if options.strategy == "auto" and item.facts.ordered and length > 1:
         item.notes.append(f"{reasons[0]}{'; -s thread uses all cores' if prepared.plan.strategy == 'map' else ''}")
     if tuning is not None and way is not None:
         # The other ways take the same chunks, so that they can take over in the middle of a run.
-        chunk_size = prepared.plan.chunk_size if options.chunk_size else None
+        chunk_size = prepared.plan.chunk_size if options.chunk_size or most else None
         prepared.compile_way = lambda way, timer: replace(
             compile_way(way, timer, chunk_size, [TRIED]), compile_way=prepared.compile_way
         )
@@ -229,10 +238,10 @@ def _compile(
 KEPT_CHUNKS = 20
 
 
-def _finished_before(identity: MapIdentity, length: int, options: MapOptions) -> Finished:
-    chunk_size = options.chunk_size or max(1, math.ceil(length / KEPT_CHUNKS))
+def _finished_before(identity: MapIdentity, options: MapOptions) -> Finished | None:
+    """What an earlier run has left; None for a new checkpoint."""
     if options.checkpoint is not None:
-        return open_folder(options.checkpoint, identity, chunk_size, options.resume)
+        return find_in_folder(options.checkpoint, identity, options.resume)
     return take(identity)
 
 
