@@ -7,7 +7,6 @@ Each figure is a line of JSON: what, value, unit, and the aim that it ought not 
 
 from __future__ import annotations
 
-import inspect
 import os
 import random
 import statistics
@@ -167,9 +166,6 @@ def memory(rounds: int) -> None:
 
     from jaxpar_magic import parmap
 
-    if "memory" not in inspect.signature(parmap).parameters:
-        tell("left_out", why="parmap has no memory= yet")
-        return
     inputs = np.linspace(0.1, 1.0, BOUND_ITEMS, dtype=np.float32)
     whole = jax.jit(jax.vmap(features)).lower(inputs).compile().memory_analysis().temp_size_in_bytes
     assert whole > 20e9, f"vmap needs {whole / 1e9:.1f} GB only"

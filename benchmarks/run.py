@@ -234,8 +234,6 @@ def long_runs(options: argparse.Namespace) -> dict[str, Any]:
                 if event == "figure":
                     found["figures"].append(message)
                     print(f"  {message['what']}: {message['value']:.3g}{message['unit']} (at most {message['aim']:g})")
-                elif event == "left_out":
-                    print(f"  left out: {message['why']}")
                 elif event == "done":
                     print(f"  {message['seconds']:.0f} s", flush=True)
         except Lost as why:
