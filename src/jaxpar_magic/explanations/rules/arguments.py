@@ -29,7 +29,24 @@ _TRANSFORMS = (
 def _called(failure: Failure) -> Call | None:
     """The outermost call at the user's line, if it is one of a function of JAX by its dotted name."""
     calls = failure.user.calls if failure.user is not None else ()
-    return next((call for call in calls if re.match(r"(jax|jnp|lax|jr|random|jrandom)\.", call.function)), None)
+    return next((call for call in calls if _in_jax(failure, call)), None)
+
+
+def _in_jax(failure: Failure, call: Call) -> bool:
+    """Whether the dotted name of the function begins with jax, or with a module of JAX's: jnp, `random` of jax."""
+    root = call.function.partition(".")[0]
+    module = failure.variable(root)
+    if module is not None and module.type == "module":
+        return (module.value or "").partition(".")[0] == "jax"
+    return root in ("jax", "jnp", "lax", "jr", "jrandom") and "." in call.function
+
+
+def _of_jax(failure: Failure, call: Call) -> bool:
+    """Whether the function that is called is JAX's own: others have functions named grad, jit or map too."""
+    if call.function.startswith("jax."):
+        return True
+    variable = failure.variable(call.function)
+    return variable is not None and (variable.module or "").partition(".")[0] == "jax"
 
 
 # -- functions of functions ------------------------------------------------------------------------
@@ -50,7 +67,7 @@ def _called(failure: Failure) -> Call | None:
 )
 def transform_and_call_in_one(failure: Failure) -> Finding | None:
     call = called_with(failure, *_TRANSFORMS)
-    if call is None or len(call.args) < 2 or failure.from_jax is False:
+    if call is None or len(call.args) < 2 or failure.from_jax is False or not _of_jax(failure, call):
         return None
     match = failure.search(
         r"^(?:jax\.)?(\w+)\(\) takes (?:from \d+ to )?\d+ positional arguments? but \d+ were given"
@@ -83,6 +100,8 @@ def grad_returns_only_the_gradient(failure: Failure) -> Finding | None:
     unpacked = re.match(r"\(?([A-Za-z_]\w*)\s*,\s*([A-Za-z_]\w*)\)?\s*=(?!=)", statement)
     call = failure.call("grad")
     if unpacked is None or call is None or "has_aux" in call.source or failure.from_jax is False:
+        return None
+    if not _of_jax(failure, call):
         return None
     if failure.search(r"to unpack \(expected (?!2\b)") or "argnums" in call.source:
         return None
@@ -243,7 +262,7 @@ def text_where_a_number_is_needed(failure: Failure) -> Finding | None:
         r"|did not contain a loop with signature matching types|could not convert string"
     ):  # fmt: skip
         return None
-    if not re.match(r"(?:jnp|jax|jr|random|jrandom)\b", call.function):
+    if not _in_jax(failure, call):
         return None
     for source in (*call.args, *call.keywords.values()):
         variable = failure.variable(source)

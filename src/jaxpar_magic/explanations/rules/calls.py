@@ -184,7 +184,9 @@ def sizes_need_brackets(failure: Failure) -> Finding | None:
 )
 def sizes_of_a_call_need_brackets(failure: Failure) -> Finding | None:
     call = called_with(failure, "reshape", "normal", "uniform", "broadcast_to", "randint", "truncated_normal")
-    if call is None or not re.match(_JAX_CALL, call.function) or failure.from_jax is False:
+    if call is None or not re.match(_JAX_CALL, call.function) or re.match(r"np\.|numpy\.", call.function):
+        return None
+    if failure.from_jax is False:
         return None
     given = list(call.args[1:])
     if len(given) < 2 or not all(re.fullmatch(r"-?\d+|[\w.]+\.shape\[-?\d+\]|len\(\w+\)|\w+", a) for a in given):

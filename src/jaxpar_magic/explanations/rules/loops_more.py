@@ -799,6 +799,8 @@ def map_over_a_list_of_arrays(failure: Failure) -> Finding | None:
     # the function gets a list, since a list is no array: its arrays are gone through all at once
     if failure.user is None or failure.user.raises or len(failure.user_frames) < 2:
         return None
+    if not failure.frames_removed and not any(frame.package == "jax" for frame in failure.frames):
+        return None  # Python's own map
     lists = [v for v in failure.variables.values() if v.type == "list" and (v.element or "").endswith("Tracer")]
     keyed = [v for v in failure.variables.values() if v.type == "list" and v.element == "dict"]
     held = [v for v in lists + keyed if re.search(rf"(?<![\w.]){re.escape(v.name)}\b", failure.user.segment or "")]
