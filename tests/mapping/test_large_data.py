@@ -262,6 +262,17 @@ def test_the_next_chunk_is_read_while_the_devices_compute(strategy, monkeypatch)
     np.testing.assert_array_equal(np.asarray(out), xs)
 
 
+@pytest.mark.parametrize("mode", ["c", "r+"])
+def test_what_was_assigned_to_a_mapped_file_is_seen_and_stays(mode, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((3000, 4), np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode=mode)
+    mapped[:] = 1
+    out = parmap(summed, mapped[1000:], chunk_size=500, strategy="vmap")  # pages that were read are let go
+    np.testing.assert_array_equal(np.asarray(out), np.full(2000, 8))
+    assert (mapped == 1).all()
+    assert (np.load(tmp_path / "x.npy") == (1 if mode == "r+" else 0)).all()
+
+
 def test_whole_numbers_are_looked_at_as_they_are_read():
     small, large = Slices(np.arange(9)), Slices(np.array([1, 2, 2**40]))
     assert np.asarray(parmap(lambda x: x + 1, small, chunk_size=4)).tolist() == list(range(1, 10))
@@ -557,9 +568,11 @@ def test_a_map_of_22_gigabytes_keeps_within_one(fresh_python):
         whole = jax.jit(jax.vmap(distance)).lower(jax.ShapeDtypeStruct(xs.shape, xs.dtype)).compile()
         before = status("VmRSS")
         ys = parmap(distance, xs, strategy="vmap", memory="1GB")
+        chunks = last_report().chunks
+        again = parmap(distance, xs, memory="1GB")  # auto takes few at a time
         held = status("VmHWM") - before
         expected = (xs**2 + (1 - xs)**2) / 2
-        print(held, last_report().chunks, float(np.abs(np.asarray(ys) - expected).max()))
+        print(held, chunks, float(np.abs(np.stack([ys, again]) - expected).max()))
         print(whole.memory_analysis().temp_size_in_bytes)
         """,
         timeout=600,

@@ -740,7 +740,7 @@ def _flat_item(item: Any) -> tuple[list[Any], tuple]:
     leaves, treedef = jax.tree_util.tree_flatten(item, is_leaf=_is_list_of_numbers)
     leaves = [np.asarray(x) if isinstance(x, list) else x for x in leaves]
     for leaf in leaves:
-        if not _is_array(leaf) and not isinstance(leaf, numbers.Number):
+        if not isinstance(leaf, numbers.Number) and not _is_array(leaf):
             raise NotStackable(f"holds a {type(leaf).__name__}")
     return leaves, (treedef, tuple(getattr(x, "shape", ()) for x in leaves))
 

@@ -55,6 +55,8 @@ def run_stream(
     It does where the iterators end soon, where other inputs say how many items there are, and for plain Python.
     """
     __tracebackhide__ = True
+    if not any(isinstance(value, collections.abc.Iterator) for value in (*inputs, *named.values())):
+        return list(inputs), named
     every: dict[Any, Any] = {**dict(enumerate(inputs)), **named}
     names = input_names(function, len(inputs))
     readers = {
