@@ -78,13 +78,14 @@ h2 { font-size: 1.3rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; }
 main > table th, main > table td, .index th, .index td { text-align: left; padding: .3rem .8rem .3rem 0;
   border-bottom: 1px solid #8888; vertical-align: top; }
-code { font-size: .92em; }
+code { font-size: .92em; overflow-wrap: anywhere; }
+pre code { overflow-wrap: normal; }
 pre { overflow-x: auto; padding: .6rem .8rem; border: 1px solid #8888; border-radius: 4px; line-height: 1.4; }
 .cell { border-left: 4px solid #4c8bf5; margin: 1rem 0; padding-left: .8rem; }
 .cell > pre:first-child { margin-top: 0; }
 .output > pre { border: 0; padding: 0 0 0 .8rem; margin: .4rem 0; white-space: pre-wrap;
   overflow: visible; overflow-wrap: anywhere; }
-td code, .index td { overflow-wrap: anywhere; }
+.index td { overflow-wrap: anywhere; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 0 1rem; align-items: start; }
 .pair > * { min-width: 0; }
 figure { margin: 1rem 0; }

@@ -17,6 +17,8 @@ PAGES = ["index", "parmap", "strategies", "jaxdevices", "jaxexplain", "moving", 
 def test_a_page(page, accessibility_problems, screenshots, name):
     page.set_viewport_size({"width": 1000, "height": 1200})
     page.goto((SITE / f"{name}.html").as_uri())
+    # rows of the index are all alike, and axe takes long over hundreds
+    page.evaluate("() => document.querySelectorAll('.index tbody tr:nth-child(n+20)').forEach(row => row.remove())")
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
         assert accessibility_problems(page, "html") == []
