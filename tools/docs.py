@@ -85,6 +85,7 @@ pre { overflow-x: auto; padding: .6rem .8rem; border: 1px solid #8888; border-ra
 .cell > pre:first-child { margin-top: 0; }
 .output > pre { border: 0; padding: 0 0 0 .8rem; margin: .4rem 0; white-space: pre-wrap;
   overflow: visible; overflow-wrap: anywhere; }
+.index td:first-child { white-space: nowrap; }
 .index td { overflow-wrap: anywhere; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 0 1rem; align-items: start; }
 .pair > * { min-width: 0; }
