@@ -250,7 +250,9 @@ def more_items_than_there_are(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX0970", "text-where-a-number-is-needed", types=("TypeError", "ValueError"), priority=10)
+@rule("JPX0970", "text-where-a-number-is-needed", types=("TypeError", "ValueError"), priority=10,
+      clues=("data type ''", "Cannot determine dtype", "concatenate str", "str'", "integer type, got", "matching types",
+             "could not convert string"))  # fmt: skip
 def text_where_a_number_is_needed(failure: Failure) -> Finding | None:
     call = called_with(failure, "arange", "linspace", "zeros", "ones", "full", "empty", "eye", "identity", "logspace",
                        "tile", "repeat", "normal", "uniform", "truncated_normal", "split", "one_hot")  # fmt: skip

@@ -134,6 +134,7 @@ _DRAWN = {"rand": "uniform", "random": "uniform", "random_sample": "uniform", "u
         "ConcretizationTypeError",
         "ValueError",
     ),
+    clues=("__array__", "__index__", "SeedSequence", "concrete value", "expected a sequence of integers"),
     priority=20,
 )
 def random_numbers_of_another_library(failure: Failure) -> Finding | None:
