@@ -172,3 +172,14 @@ def test_settings_and_readiness():
         """
     )
     assert done.stdout.split() == ["False", "nothing", "highest", "True"]
+
+
+def test_the_variable_that_sizes_the_thread_pool():
+    code = """
+        import os
+        import jax
+        jax.block_until_ready(jax.jit(lambda x: x + 1)(1.0))
+        print(len(os.listdir("/proc/self/task")))
+    """
+    few, many = (int(run_python(code, env={"NPROC": n}).stdout) for n in ("3", "7"))
+    assert many - few >= 4

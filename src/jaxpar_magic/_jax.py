@@ -205,3 +205,14 @@ def without_context_mesh() -> Any:
 def is_ready(array: Any) -> bool:
     """Whether the computation of an array has ended. `Array.is_ready` is there in all versions, undocumented."""
     return bool(array.is_ready())
+
+
+# XLA's name, of all versions: tsl/platform/default/port.cc (DefaultThreadPoolSize) of the CPU client. A test counts
+# the threads.
+POOL_VARIABLE = "NPROC"
+
+
+def cpu_pool_threads(cores: int, devices: int) -> int:
+    """Threads of the pool that all CPU devices of a client share; `cores` are those that the process may use."""
+    wanted = os.environ.get(POOL_VARIABLE, "")
+    return max(int(wanted) if wanted.isdigit() and int(wanted) > 0 else cores, devices)

@@ -39,6 +39,11 @@ def make_state(phase="absent", *, environment=None, cores=2, count=-1, devices=1
     return state
 
 
+def without_pool(plan):
+    """The steps, without the one that makes room in the thread pool."""
+    return tuple(step for step in plan.steps if getattr(step, "name", "") != "NPROC")
+
+
 def plan(state, count=None, **options):
     return planning.make(planning.request(count, **options), state)
 
@@ -63,15 +68,14 @@ def test_bad_counts(count):
 
 @pytest.mark.parametrize(("count", "number"), [(1, 1), (256, 256), (np.int64(3), 3), ("all", 5)])
 def test_good_counts(count, number):
-    steps = plan(make_state(cores=5), count).steps
-    assert steps == (SetVariable("JAX_NUM_CPU_DEVICES", str(number)),)
+    assert without_pool(plan(make_state(cores=5), count)) == (SetVariable("JAX_NUM_CPU_DEVICES", str(number)),)
 
 
 def test_the_count_in_each_phase():
-    assert plan(make_state("absent"), 3).steps == (SetVariable("JAX_NUM_CPU_DEVICES", "3"),)
-    assert plan(make_state("imported"), 3).steps == (SetCount(3, reset=False),)
+    assert without_pool(plan(make_state("absent"), 3)) == (SetVariable("JAX_NUM_CPU_DEVICES", "3"),)
+    assert without_pool(plan(make_state("imported"), 3)) == (SetCount(3, reset=False),)
     running = plan(make_state("running"), 3)
-    assert running.steps == (SetCount(3, reset=True),)
+    assert without_pool(running) == (SetCount(3, reset=True),)
     assert running.resets
 
 
@@ -86,7 +90,7 @@ def test_nothing_to_do(phase):
 @pytest.mark.parametrize("phase", ["absent", "imported", "running"])
 def test_a_count_leaves_all_flags_as_they_are(phase):
     flags = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=5"}
-    steps = plan(make_state(phase, environment=flags, devices=5), 3).steps
+    steps = without_pool(plan(make_state(phase, environment=flags, devices=5), 3))
     assert len(steps) == 1 and "XLA_FLAGS" not in steps[0].python()
 
 
@@ -267,7 +271,7 @@ def test_gpu_options_after_the_import(gpu):
 
 def test_a_count_beside_a_gpu(gpu):
     assert any("cuda by default" in note for note in plan(make_state(), 2).notes)
-    both = plan(make_state(platforms="cuda"), 2, platform="cpu").steps
+    both = without_pool(plan(make_state(platforms="cuda"), 2, platform="cpu"))
     assert both == (SetVariable("JAX_PLATFORMS", "cpu"), SetVariable("JAX_NUM_CPU_DEVICES", "2"))
 
 
@@ -333,3 +337,23 @@ def test_refusals_are_one_clear_line_with_a_next_step(monkeypatch):
             plan(make_state(), **options)
         lines = str(caught.value).splitlines()
         assert len(lines) == 2 and lines[1].startswith("Next: ")
+
+
+@pytest.mark.parametrize(
+    ("cores", "set_before", "count", "room"),
+    [
+        (2, None, 2, "5"),
+        (4, None, 2, "5"),
+        (8, None, 2, None),
+        (2, None, 1, None),
+        (2, "16", 4, None),
+        (2, "5", 4, "9"),
+    ],
+)
+@pytest.mark.parametrize("phase", ["absent", "imported", "running"])
+def test_devices_have_room_in_the_thread_pool(phase, cores, set_before, count, room):
+    environment = {} if set_before is None else {"NPROC": set_before}
+    steps = plan(make_state(phase, environment=environment, cores=cores, devices=7), count).steps
+    assert [s.value for s in steps if getattr(s, "name", "") == "NPROC"] == ([] if room is None else [room])
+    assert len(steps) == 1 + (room is not None), "and the count comes last"
+    assert not isinstance(steps[-1], SetVariable) or steps[-1].name == "JAX_NUM_CPU_DEVICES"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpar_magic import last_report, parmap
+from jaxpar_magic.errors import OptionError
 from jaxpar_magic.mapping import traced, tuner
 from jaxpar_magic.mapping.facts import ItemFacts, item_facts
 from jaxpar_magic.mapping.planner import (
@@ -103,6 +104,49 @@ def test_long_work_is_cut_into_chunks():
     assert plan_map("auto", 100_000, short, TWO).chunks == 1
     callbacks = ItemFacts(has_loop=True, callbacks=True, input_bytes=4, nanoseconds=1e6)
     assert plan_map("auto", 100_000, callbacks, TWO).chunks == 1
+
+
+# -------------------------------------------------------------------- linear algebra and the thread pool
+
+CROWDED = Resources(2, "cpu", 2, 8 << 30, pool=2)
+ROOMY = Resources(2, "cpu", 2, 8 << 30, pool=5)
+CHOLESKY = ItemFacts(input_bytes=256, output_bytes=256, nanoseconds=250.0, pooled_nanoseconds=225.0)
+
+
+def test_linear_algebra_that_could_hang_stays_on_one_device():
+    assert facts_of(jnp.linalg.cholesky, np.eye(8, dtype=np.float32)).pooled_nanoseconds > 0
+    assert facts_of(walk, np.float32(1)).pooled_nanoseconds == 0
+    assert first_way(CHOLESKY, 100_000, CROWDED)[0] == Way("vmap", MAX_WIDTH)
+    assert first_way(CHOLESKY, 100_000, ROOMY)[0].strategy == "shard_map"
+    found = Tuning("key", CHOLESKY, 100_000, CROWDED, Way("vmap", 512))
+    ways = follow(found, lambda way: 0.05)
+    assert {way.strategy for way in ways} == {"vmap"}
+
+
+@pytest.mark.parametrize("strategy", ["shard_map", "jit", "pmap", "thread"])
+def test_a_strategy_that_could_hang_is_refused(strategy):
+    with pytest.raises(OptionError, match="can hang JAX") as refusal:
+        plan_map(strategy, 100_000, CHOLESKY, CROWDED)
+    assert "%jaxdevices 2" in str(refusal.value)
+    plan_map(strategy, 100_000, CHOLESKY, ROOMY)
+    plan_map(strategy, 100, CHOLESKY, CROWDED)
+
+
+def test_linear_algebra_on_all_devices_ends(fresh_python):
+    """Without room in the pool, on two cores, the first of these calls waits for ever (JAX 0.10.2)."""
+    fresh_python(
+        """
+        from jaxpar_magic import devices, parmap
+        devices(2)
+        import jax, jax.numpy as jnp, numpy as np
+        a = np.random.default_rng(0).normal(size=(20_000, 8, 8)).astype(np.float32)
+        k = a @ a.transpose(0, 2, 1) + 8 * np.eye(8, dtype=np.float32)
+        for strategy in ("shard_map", "jit", "thread"):
+            for _ in range(5):
+                out = parmap(jnp.linalg.cholesky, k, strategy=strategy)
+            np.testing.assert_allclose(np.asarray(out)[:9], np.linalg.cholesky(k[:9]), rtol=1e-3, atol=1e-4)
+        """
+    )
 
 
 # -------------------------------------------------------------------- items dealt out

@@ -14,6 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from .._jax import POOL_VARIABLE
 from ..errors import DeviceError, OptionError, did_you_mean
 from . import flags, platforms
 from .state import Phase, State, option, variable
@@ -421,6 +422,8 @@ def _count_steps(request: Request, state: State, steps: list[Step], notes: list[
         return
     if state.phase == "running":
         _refuse_reset(count, state)
+    steps += _roomy_pool(count, state)
+    if state.phase == "running":
         steps.append(SetCount(count, reset=True))
     elif state.phase == "imported":
         steps.append(SetCount(count, reset=False))
@@ -433,6 +436,24 @@ def _count_steps(request: Request, state: State, steps: list[Step], notes: list[
             f"JAX will use {accelerators[0]} by default; the {count} CPU devices are jax.devices('cpu'). "
             f"%jaxdevices {count} --platform cpu makes them the default."
         )
+
+
+def _roomy_pool(count: int, state: State) -> list[Step]:
+    """Room for `count` devices in the CPU client's thread pool, which XLA sizes by NPROC when the client starts.
+
+    JAX's linear algebra (Cholesky, svd, …) cuts large batches into tasks for the pool that it runs on itself, and
+    waits for them: when as many devices do so at once as the pool has threads, none is left to do the tasks, and all
+    wait for ever. (Seen on JAX 0.10.2: both threads stand in ParallelBatchMap of jaxlib/cpu/lapack_kernels.cc; the
+    same is known of FFTs.) Each device may have two programs under way.
+    """
+    needed = 2 * count + 1
+    if count == 1 or max(state.cores.usable, _whole(state.environment.get(POOL_VARIABLE))) >= needed:
+        return []
+    return [SetVariable(POOL_VARIABLE, str(needed))]
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text is not None and text.isdigit() else 0
 
 
 def _refuse_reset(count: int, state: State) -> None:

@@ -31,6 +31,8 @@ _FUSED = _TRANSCENDENTAL | _names(
     "rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign slice sqrt square squeeze "
     "stop_gradient sub transpose xor"
 )
+# What cuts its batch into tasks for the thread pool of XLA's CPU client, on which it runs itself, and waits for them.
+_POOLED = _names("cholesky eig eigh fft geqrf hessenberg householder_product lu qr schur svd tridiagonal")
 # Primitives that only call another jaxpr.
 _CALLS = _names("pjit jit closed_call core_call remat2 checkpoint custom_jvp_call custom_vjp_call")
 
@@ -59,6 +61,8 @@ class ItemFacts:
     loop_elements: numbers in the widest operation of the body of its busiest loop; 0 without a loop.
     nanoseconds: a rough guess at what one item costs on one core in vectorised code; a loop of unknown length
         counts as one turn.
+    pooled_nanoseconds: the same for its dearest operation that itself uses the threads of XLA's CPU client: linear
+        algebra and FFTs. Once, whatever loops it stands in.
     """
 
     has_while: bool = False
@@ -71,6 +75,7 @@ class ItemFacts:
     fuses: bool = False
     loop_elements: int = 0
     nanoseconds: float = 0.0
+    pooled_nanoseconds: float = 0.0
 
     @property
     def item_bytes(self) -> int:
@@ -94,6 +99,7 @@ def item_facts(closed: Any, mapped: Sequence[jax.ShapeDtypeStruct]) -> ItemFacts
         seen.fuses,
         busiest[1],
         cost,
+        seen.pooled,
     )
 
 
@@ -105,6 +111,7 @@ class _Walk:
         self.callbacks = False
         self.fuses = True
         self.work_bytes = 0
+        self.pooled = 0.0
         self.loops: list[tuple[float, int]] = []  # (nanoseconds in all, widest operation) of each loop's own body
 
     def jaxpr(self, jaxpr: Any, times: int) -> float:
@@ -128,7 +135,10 @@ class _Walk:
             return cost
         if inner:
             return max(self.jaxpr(body, times) for body in inner)  # of branches the dearest
-        return times * _nanoseconds(name, equation)
+        once = _nanoseconds(name, equation)
+        if name in _POOLED:
+            self.pooled = max(self.pooled, once)
+        return times * once
 
 
 def _inner(equation: Any) -> Iterator[Any]:

@@ -34,6 +34,10 @@ MIN_BATCHES, MAX_CHUNKS = 4, 16
 MAX_PADDING = 1.25
 
 
+# Linear algebra of less work than this is not cut into tasks for the pool (between 0.5 and 1 ms on JAX 0.10).
+POOLED_SECONDS = 0.1e-3
+
+
 @dataclass(frozen=True)
 class Way:
     """One way to run a map, as `auto` chooses among them.
@@ -63,6 +67,7 @@ class Resources:
     cores: that this process may use, or threads that the user wants.
     memory: bytes that the map may hold.
     wanted: how many devices the user asked for, or None.
+    pool: threads of XLA's CPU client; 0 if unknown or of no matter.
     """
 
     devices: int
@@ -70,6 +75,7 @@ class Resources:
     cores: int
     memory: int
     wanted: int | None = None
+    pool: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,20 @@ def check_strategy(name: str) -> str:
     return name
 
 
+def may_hang(facts: ItemFacts, parts: int, width: int, resources: Resources) -> bool:
+    """Whether batches of linear algebra on several parts at once can wait for each other for ever.
+
+    Each waits for tasks in the thread pool that all run on. With two programs under way on each part, that takes
+    more threads than two per part (`backend.plan` asks for them).
+    """
+    return (
+        parts > 1
+        and resources.platform == "cpu"
+        and 0 < resources.pool <= 2 * parts
+        and facts.pooled_nanoseconds * width > POOLED_SECONDS * 1e9
+    )
+
+
 def choose_strategy(facts: ItemFacts, length: int, resources: Resources) -> tuple[str, str]:
     """(strategy, reason) for `auto`, by rules; for a function that could be traced."""
     if length <= 1:
@@ -136,6 +156,8 @@ def choose_strategy(facts: ItemFacts, length: int, resources: Resources) -> tupl
         if (resources.wanted or 1) > 1:
             return "thread", "ordered callbacks run on one device only: in threads, in order within each part"
         return "map", "its ordered callbacks run on one device only, in the order of items"
+    if may_hang(facts, max(resources.devices, resources.cores), MAX_WIDTH, resources):
+        return "vmap", "its linear algebra uses all cores by itself, and may hang on several devices at once"
     if resources.devices > 1 and (resources.wanted or 1) > 1:
         return "shard_map", f"{resources.devices} devices, as asked"
     if not facts.has_while and length * facts.nanoseconds <= TINY_SECONDS * 1e9:
@@ -154,7 +176,8 @@ def first_way(facts: ItemFacts, length: int, resources: Resources) -> tuple[Way,
     strategy, reason = choose_strategy(facts, length, resources)
     reasons = [reason]
     parts = _parts(strategy, length, resources)
-    width, why = default_width(strategy, facts, math.ceil(length / parts))
+    as_if = "shard_map" if facts.pooled_nanoseconds else strategy  # moderate batches for linear algebra anywhere
+    width, why = default_width(as_if, facts, math.ceil(length / parts))
     if why:
         reasons.append(why)
     interleaved = facts.has_while and not facts.callbacks and may_interleave(strategy, parts, resources)
@@ -228,6 +251,15 @@ def plan_map(
         width, reason = _width(way.strategy, batch_size, facts, everything)
         if reason:
             reasons.append(reason)
+    if strategy != "auto" and may_hang(facts, parts, width, resources):
+        unit = "threads" if strategy == "thread" else "devices"
+        raise OptionError(
+            f"strategy={strategy!r}: linear algebra in batches of {width:,} on {parts} {unit} at once can hang JAX, "
+            f"whose CPU client has {resources.pool} threads for all.",
+            argument="strategy",
+            next_step=f"%jaxdevices {max(2, resources.devices)} makes room for them, or strategy='vmap', where linear "
+            "algebra uses all cores by itself",
+        )
     chunk, reason = _chunk(way, width, batch_size, chunk_size, facts, length, parts, resources.memory, to_file)
     if reason:
         reasons.append(reason)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from .._jax import setting
+from .._jax import cpu_pool_threads, setting
 from ..errors import DeviceError, InputError
 from ..machine import size_text, usable_cores
 from . import strategies
@@ -152,7 +152,9 @@ def _compile(
     __tracebackhide__ = True
     threads = options.devices if options.strategy in ("thread", "auto") else None
     bound, to_file = memory_bound(options.memory), options.out_file is not None
-    resources = Resources(len(devices), devices[0].platform, threads or usable_cores(), bound, options.devices)
+    cores = threads or usable_cores()
+    pool = cpu_pool_threads(usable_cores(), len(jax.local_devices())) if devices[0].platform == "cpu" else 0
+    resources = Resources(len(devices), devices[0].platform, cores, bound, options.devices, pool)
     tuning, way = None, None
     reasons: Sequence[str] = ()
     if options.strategy == "auto":

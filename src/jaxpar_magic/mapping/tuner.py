@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .facts import ItemFacts
-from .planner import CHUNK_SECONDS, LONG_SECONDS, MAX_WIDTH, Resources, Way, may_interleave
+from .planner import CHUNK_SECONDS, LONG_SECONDS, MAX_WIDTH, Resources, Way, may_hang, may_interleave
 from .result import duration
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Tuning:
         """A way one step from the best that has not been measured."""
         if len(self.measured) >= MAX_TRIED:
             return None
-        return next((way for way in self._neighbours() if way not in self.measured), None)
+        return next((w for w in self._neighbours() if w not in self.measured and not self._may_hang(w)), None)
 
     @property
     def _seconds(self) -> float:
@@ -152,6 +152,10 @@ class Tuning:
             yield replace(best, strategy="vmap", interleaved=False)
         elif best.strategy == "vmap" and self._others():
             yield replace(best, strategy=self._others())
+
+    def _may_hang(self, way: Way) -> bool:
+        parts = self._parts(way.strategy)
+        return may_hang(self.facts, parts, way.width or math.ceil(self.length / parts), self.resources)
 
     def _others(self) -> str:
         """The strategy that uses all there is; "" where there is one device and one core."""

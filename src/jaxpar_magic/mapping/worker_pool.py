@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._jax import POOL_VARIABLE
 from ..machine import usable_cores
 from . import worker_main
 from .worker_main import send
 from .worker_pickle import Outbound
 
 # Libraries start a thread per core of their own; in every worker at once that is cores × workers threads.
-# NPROC is XLA's: it sizes the thread pool of its CPU client.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -31,7 +31,6 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "NUMBA_NUM_THREADS",
     "POLARS_MAX_THREADS",
-    "NPROC",
 )
 
 
@@ -40,6 +39,7 @@ def worker_environment(workers: int, x64: bool, environment: Mapping[str, str]) 
     return {
         **dict.fromkeys(THREAD_VARIABLES, threads),
         **os.environ,
+        POOL_VARIABLE: threads,  # `%jaxdevices` may have asked for more in this process
         "JAX_ENABLE_X64": "1" if x64 else "0",
         **environment,
     }
