@@ -178,6 +178,7 @@ def test_an_error_in_the_function_points_at_the_user_s_line(cells):
 
 def test_failing_items(cells):
     assert cell_errors(cells["item"]) == ["ZeroDivisionError"]
+    assert text(cells, "item").count("item 1 of 2") == 1  # IPython before 8.14 shows no notes of errors
     assert "item 1 (x=0): ZeroDivisionError: division by zero" in text(cells, "skip")
     assert "2 items not finite: item 0 (x=0.0): NaN; item 1 (x=1.0): inf" in text(cells, "check")
 

@@ -8,8 +8,10 @@ import copy
 import functools
 import keyword
 import math
+import sys
 from typing import Any
 
+from IPython import version_info
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
@@ -19,6 +21,9 @@ from ..mapping.strategies import PYTHON
 from .cell import CellBody, parse_cell, run_body, use_of_value
 from .options import OptionParser, help_on_demand, usage_error
 from .settings import JaxparMagics
+
+# What stands below an error's message: the item that failed, what is kept for --resume.
+_SHOWS_NOTES = version_info[:2] >= (8, 14)
 
 _DESCRIPTION = """\
 Map a function over inputs on all cores, devices or worker processes.
@@ -295,17 +300,23 @@ class ParmapMagics(Magics):
 
         delay = self.settings.progress_delay
         watched = not (args.no_progress or args.quiet or delay == math.inf)
-        done = api.run(
-            function,
-            inputs,
-            named,
-            MapOptions(**options),
-            compare=args.compare,
-            show=args.show,
-            texts=texts,
-            display=progress_display(self.shell) if watched else None,
-            delay=delay,
-        )
+        try:
+            done = api.run(
+                function,
+                inputs,
+                named,
+                MapOptions(**options),
+                compare=args.compare,
+                show=args.show,
+                texts=texts,
+                display=progress_display(self.shell) if watched else None,
+                delay=delay,
+            )
+        except BaseException as error:
+            if not _SHOWS_NOTES and not hasattr(error, "_render_traceback_"):
+                for note in getattr(error, "__notes__", ()):
+                    print(note, file=sys.stderr)
+            raise
         if isinstance(done, MapResult) and not args.quiet:
             print("\n".join(done.report.lines()))
         if args.out is not None and isinstance(done, MapResult | Comparison):
