@@ -257,7 +257,7 @@ def markdown(stored: dict[str, Any]) -> str:
         notes.append(f"Where that is slow, it ran over fewer items, and times are scaled up: {', '.join(scaled)}.")
     larger = [n for n in found if WORKLOADS[n].waits_in_pool]
     if larger:
-        notes.append(f"{', '.join(larger)}: with `NPROC` twice the cores, as JAX may hang otherwise.")
+        notes.append(f"{', '.join(larger)}: with `NPROC` twice the cores and one more, as JAX may hang otherwise.")
     if few:
         notes.append(f"Fewer calls, as they take seconds: {', '.join(few)}.")
     if missing:

@@ -60,7 +60,7 @@ class Lost(Exception):
 def measured(job: Job, patience: float = PATIENCE) -> Iterator[dict[str, Any]]:
     """What measure.py tells of a job."""
     # XLA takes the size of its thread pool from NPROC
-    pool = {"NPROC": str(2 * usable_cores())} if WORKLOADS[job.workload].waits_in_pool else {}
+    pool = {"NPROC": str(2 * usable_cores() + 1)} if WORKLOADS[job.workload].waits_in_pool else {}
     return child("measure.py", json.dumps(asdict(job)), patience=patience, env=pool)
 
 

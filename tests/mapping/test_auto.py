@@ -197,7 +197,7 @@ def test_the_fastest_width_is_found():
 
     found = tuning()
     ways = follow(found, seconds)
-    assert ways[0] == ways[1] == Way("shard_map", 512), "the first re-run tries nothing"
+    assert ways[0] == ways[1] == ways[2] == Way("shard_map", 512), "the first re-runs try nothing"
     assert found.best == Way("shard_map", 32)
     assert ways[-1] == found.best
     assert len(set(ways)) <= tuner.MAX_TRIED
@@ -207,14 +207,20 @@ def test_noise_is_no_reason_to_change():
     found = tuning()
     follow(found, lambda way: 0.05 if way.width == 512 else 0.0485)
     assert found.best == Way("shard_map", 512)
+    # some runs of the best were slowed down by something else
+    times = iter([0.09, 0.05, 0.09, 0.07, 0.06, 0.05])
+    found = tuning()
+    found.compile_seconds = 0.1
+    follow(found, lambda way: next(times), calls=6)
+    assert found.best == Way("shard_map", 512)
 
 
 def test_trying_has_to_be_earned():
     found = tuning()
-    found.compile_seconds = 4.0
+    found.compile_seconds = 0.99
     ways = follow(found, lambda way: 0.05, calls=90)
     trials = [i for i, way in enumerate(ways) if way != ways[0]]
-    assert trials[:2] == [20, 21], "and what is no slower is run once more"
+    assert trials[:3] == [20, 21, 22], "and what is no slower is run again before it is judged"
     new = [i for i in trials if ways[i] not in ways[:i]]
     assert all(b - a >= 20 for a, b in itertools.pairwise(new))
 

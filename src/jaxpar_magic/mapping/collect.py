@@ -35,7 +35,7 @@ class Collector:
         count = end - begin
         self._begins.add(begin)
         if count == self.length and all(a.shape[0] == count for a in arrays):
-            self._whole = [a if _plain(a) else np.asarray(a) for a in arrays]
+            self._whole = [a if _plain(a) else _gathered(a) for a in arrays]
             return
         if self._host is None:
             self._host = [_empty((self.length, *a.shape[1:]), a.dtype) for a in arrays]
@@ -67,6 +67,16 @@ class Collector:
         """(index, "NaN" or "inf") of the items with a value that is not finite."""
         arrays = self._whole if self._whole is not None else self._host or []
         return not_finite_rows([np.asarray(a) for a in arrays], self.length)
+
+
+def _gathered(array: Any) -> np.ndarray:
+    """An array of several devices as one host array that JAX can take without another copy."""
+    if not isinstance(array, jax.Array) or not array.is_fully_addressable:
+        return np.asarray(array)
+    whole = _empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        whole[shard.index] = np.asarray(shard.data)
+    return whole
 
 
 def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

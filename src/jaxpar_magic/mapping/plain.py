@@ -32,8 +32,11 @@ from .traced import item_report, run_traced
 from .tracing import NotTraceable
 from .workers import ItemFailure
 
-# A loop over items that takes less than this in all is not worth starting worker processes (1 to 3 s).
-SERIAL_SECONDS = 1.0
+# A loop over items that takes less than this, earlier calls included, is not worth starting worker processes (1 to
+# 3 s); with workers at hand, a loop that takes less than the second is not worth asking them.
+SERIAL_SECONDS, WARM_SECONDS = 1.0, 0.1
+# function's code → seconds that plain loops of it took so far
+_spent: dict[Any, float] = {}
 
 
 def run_python(
@@ -270,11 +273,24 @@ def run_untraced(
     seconds = time.perf_counter() - begin
     if error is not None:
         why = f"{function_name(function)} cannot be traced by JAX ({_first_words(error)})"
-    strategy = "serial" if seconds * batch.length < SERIAL_SECONDS else "process"
+    strategy = _loop_or_workers(function, seconds * batch.length)
     how = "a plain loop was quick enough" if strategy == "serial" else "worker processes ran it as plain Python"
     return run_python(
         function, batch, options, strategy, monitor, done=done, notes=[f"{why}: {how}"], reasons=[str(why), how]
     )
+
+
+def _loop_or_workers(function: Callable, seconds: float) -> str:
+    """`serial` or `process` for a map that takes so long as a plain loop."""
+    from .worker_pool import workers_at_hand
+
+    code = getattr(function, "__code__", function)
+    try:
+        spent = _spent[code] = _spent.get(code, 0.0) + seconds
+    except TypeError:  # not hashable
+        spent = seconds
+    limit = WARM_SECONDS if workers_at_hand() else SERIAL_SECONDS
+    return "serial" if seconds < WARM_SECONDS or (seconds < limit and spent < SERIAL_SECONDS) else "process"
 
 
 def _about_tracing(error: Exception) -> bool:

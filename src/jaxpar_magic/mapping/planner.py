@@ -19,6 +19,8 @@ LOOP_ELEMENTS = 2048
 # Wider batches gain nothing more. Measured on twelve workloads: 256 to 768 are within 10 % of the best for all whose
 # items are small; 16 and below are up to six times slower.
 MAX_WIDTH = 512
+# Items this small count as single numbers: their loops gain from more than they fill of the cache.
+SMALL_ELEMENTS = 32
 # The same for loops of unknown length, which run as long as the slowest item of their batch.
 WHILE_WIDTH = 256
 # Batches may not hold more than this in intermediate results, whatever their width gains.
@@ -162,11 +164,11 @@ def choose_strategy(facts: ItemFacts, length: int, resources: Resources) -> tupl
         return "shard_map", f"{resources.devices} devices, as asked"
     if not facts.has_while and length * facts.nanoseconds <= TINY_SECONDS * 1e9:
         return "vmap", "little work: one program on one device"
+    if facts.fuses and resources.platform == "cpu":
+        return "vmap", "plain arithmetic, which XLA spreads over the cores itself"
     if resources.devices > 1:
         return "shard_map", f"{resources.devices} devices, each with its own part"
     if resources.platform == "cpu" and resources.cores > 1:
-        if facts.fuses:
-            return "vmap", "plain arithmetic, which XLA spreads over the cores itself"
         return "thread", f"one device but {resources.cores} cores"
     return ("map", "one device; a loop per item") if facts.has_while else ("vmap", "one device")
 
@@ -313,7 +315,8 @@ def default_width(strategy: str, facts: ItemFacts, everything: int) -> tuple[int
         return 1, "one item at a time: ordered callbacks"
     if facts.has_loop:
         most = WHILE_WIDTH if facts.has_while else MAX_WIDTH
-        width = max(1, min(most, LOOP_ELEMENTS // max(1, facts.loop_elements), MAX_BATCH_BYTES // facts.item_bytes))
+        elements = 1 if facts.loop_elements <= SMALL_ELEMENTS else facts.loop_elements
+        width = max(1, min(most, LOOP_ELEMENTS // elements, MAX_BATCH_BYTES // facts.item_bytes))
         reason = (
             "batches of moderate size: a loop runs as long as its slowest item"
             if facts.has_while

@@ -30,19 +30,23 @@ if TYPE_CHECKING:
     from .tracing import ItemProgram
 
 # Another way must be faster by this much to be chosen: less is noise.
-GAIN = 0.95
+GAIN = 0.93
+# A way that takes so many times the best at its first run has no second one.
+HOPELESS = 1.5
 # A map that takes less than this is never used to try something.
 WORTH_SECONDS = 5e-3
 # A map that takes longer is not run whole in another way: it has chunks, or gets them, and tries on some of these.
 TRIED_WHOLE_SECONDS = 2.0
 # Ways tried for one map, the first included.
-MAX_TRIED = 8
+MAX_TRIED = 6
 # Of the time that a long map will take, trying may take this share.
 SHARE_OF_LONG = 0.1
-# A trial is earned when the map has run this share of the time that a compilation takes, since the last trial, …
-EARNED = 0.25
-# … and not before it has run so often: the first re-run of a cell compiles nothing.
-MIN_CALLS = 2
+# A trial is earned when the map has run as long as a compilation takes since the last trial. (To leave out chunks that
+# a short map does not need is sure to help, and needs less.)
+EARNED, SURELY_EARNED = 1.0, 0.25
+# Runs by which the ways of a short map are judged: the quickest of them counts. So the first re-runs of a cell compile
+# nothing.
+MIN_RUNS = 3
 # Maps of which the choice is kept, in memory and in the file.
 MAX_KEPT = 1000
 _FORMAT = 1
@@ -69,22 +73,26 @@ class Tuning:
     best: Way
     measured: dict[Way, float] = field(default_factory=dict)
     chunk_size: int | None = None
-    compile_seconds: float = 0.0
-    calls: int = 0
+    compile_seconds: float = 0.2
+    runs: dict[Way, int] = field(default_factory=dict)
     again: Way | None = None  # to be run once more
     unspent: float = 0.0  # seconds that the map has run since the last trial
 
     def record(self, way: Way, items: int, seconds: float) -> None:
-        """`items` were computed in `seconds` this way."""
+        """`items` were computed in `seconds` this way: a whole map, or a chunk compared with its neighbours."""
         each = seconds / items
-        # A first run may be slow for other reasons: what is not hopeless has a second one.
-        usual = self.measured.get(self.best, math.inf)
-        self.again = way if way not in self.measured and way != self.best and each < 2 * usual else None
         self.measured[way] = min(each, self.measured.get(way, each))
+        self.runs[way] = self.runs.get(way, 0) + 1
         self.unspent += seconds
+        whole = items == self.length
+        if way == self.best or (whole and self.runs[way] < MIN_RUNS and each < HOPELESS * self._best_each):
+            # a single run may be slow, or quick, for other reasons
+            self.again = None if way == self.best else way
+            return
+        self.again = None
         # Chunks are for interrupts and progress: a long map has them at no more than the noise.
         needed = 1 / GAIN if way.chunk_size and not self.best.chunk_size and self._seconds > LONG_SECONDS else GAIN
-        if way != self.best and self.measured[way] < needed * self.measured.get(self.best, math.inf):
+        if self.measured[way] < needed * self._best_each:
             self.best = way
 
     def story(self) -> list[str]:
@@ -104,18 +112,15 @@ class Tuning:
 
     def next_call(self) -> Way:
         """The way for a call as a whole: the best, or one to try if that has been earned."""
-        self.calls += 1
         if self.again is not None:
             return self.again
-        if (
-            self.calls <= MIN_CALLS
-            or not WORTH_SECONDS <= self._seconds <= TRIED_WHOLE_SECONDS
-            or self.unspent < EARNED * self.compile_seconds
-            or self.best not in self.measured
-        ):
+        if not WORTH_SECONDS <= self._seconds <= TRIED_WHOLE_SECONDS or self.runs.get(self.best, 0) < MIN_RUNS:
             return self.best
         way = self.untried()
         if way is None:
+            return self.best
+        surely = self.best.chunk_size is not None and way.chunk_size is None
+        if self.unspent < (SURELY_EARNED if surely else EARNED) * self.compile_seconds:
             return self.best
         self.unspent = 0.0
         return way
@@ -125,6 +130,10 @@ class Tuning:
         if len(self.measured) >= MAX_TRIED:
             return None
         return next((w for w in self._neighbours() if w not in self.measured and not self._may_hang(w)), None)
+
+    @property
+    def _best_each(self) -> float:
+        return self.measured.get(self.best, math.inf)
 
     @property
     def _seconds(self) -> float:
@@ -138,7 +147,7 @@ class Tuning:
             yield replace(best, chunk_size=None)
         elif best.chunk_size is None and self._seconds > 2 * LONG_SECONDS:
             yield replace(best, chunk_size=math.ceil(self.length * CHUNK_SECONDS / self._seconds))
-        if facts.input_bytes and not facts.ordered:
+        if facts.input_bytes and not facts.ordered and not facts.fuses:
             chunk = min(self.length, self.chunk_size or best.chunk_size or self.length)
             everything = math.ceil(chunk / self._parts(best.strategy))
             if best.width is not None:
@@ -148,7 +157,7 @@ class Tuning:
                 yield replace(best, width=narrower)
         if may_interleave(best.strategy, self._parts(best.strategy), self.resources) and facts.has_while:
             yield replace(best, interleaved=not best.interleaved)
-        if not facts.has_loop and best.strategy in ("shard_map", "thread"):
+        if facts.pooled_nanoseconds and best.strategy in ("shard_map", "thread"):
             yield replace(best, strategy="vmap", interleaved=False)
         elif best.strategy == "vmap" and self._others():
             yield replace(best, strategy=self._others())

@@ -245,6 +245,12 @@ def keep_pool(pool: Pool) -> None:
         other.close()
 
 
+def workers_at_hand() -> bool:
+    """Whether workers of an earlier call wait for the next one."""
+    with _warm_lock:
+        return _warm is not None and bool(_warm.idle)
+
+
 def stop_workers() -> None:
     """End the workers that are kept for the next call. They would also end with this process."""
     pool = _swap_warm(None)
