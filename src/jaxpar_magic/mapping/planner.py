@@ -38,6 +38,8 @@ MAX_PADDING = 1.25
 
 # Linear algebra of less work than this is not cut into tasks for the pool (between 0.5 and 1 ms on JAX 0.10).
 POOLED_SECONDS = 0.1e-3
+# Where it makes up this share of an item's cost, it runs best on one device, with all threads of the pool.
+POOLED_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,8 @@ def choose_strategy(facts: ItemFacts, length: int, resources: Resources) -> tupl
         return "vmap", "little work: one program on one device"
     if facts.fuses and resources.platform == "cpu":
         return "vmap", "plain arithmetic, which XLA spreads over the cores itself"
+    if facts.pooled_nanoseconds > POOLED_SHARE * facts.nanoseconds and resources.platform == "cpu":
+        return "vmap", "its linear algebra uses all cores by itself"
     if resources.devices > 1:
         return "shard_map", f"{resources.devices} devices, each with its own part"
     if resources.platform == "cpu" and resources.cores > 1:

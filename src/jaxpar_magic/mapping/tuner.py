@@ -41,9 +41,9 @@ TRIED_WHOLE_SECONDS = 2.0
 MAX_TRIED = 6
 # Of the time that a long map will take, trying may take this share.
 SHARE_OF_LONG = 0.1
-# A trial is earned when the map has run as long as a compilation takes since the last trial. (To leave out chunks that
-# a short map does not need is sure to help, and needs less.)
-EARNED, SURELY_EARNED = 1.0, 0.25
+# A trial is earned when the map has run, since the last trial, so many times as long as a compilation takes. (To leave
+# out chunks that a short map does not need is sure to help, and needs less.)
+EARNED, SURELY_EARNED = 4.0, 0.25
 # Runs by which the ways of a short map are judged: the quickest of them counts. So the first re-runs of a cell compile
 # nothing.
 MIN_RUNS = 3
