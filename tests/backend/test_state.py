@@ -184,5 +184,5 @@ def test_affinity_decides_what_is_suggested():
 
 def test_a_healthy_report_is_brief():
     (state,) = look("show()")
-    assert len(state["text"].splitlines()) <= 10
+    assert len(state["text"].splitlines()) <= 14
     assert max(map(len, state["text"].splitlines())) <= 80

@@ -41,9 +41,10 @@ TRIED_WHOLE_SECONDS = 2.0
 MAX_TRIED = 6
 # Of the time that a long map will take, trying may take this share.
 SHARE_OF_LONG = 0.1
-# A trial is earned when the map has run, since the last trial, so many times as long as a compilation takes. (To leave
-# out chunks that a short map does not need is sure to help, and needs less.)
-EARNED, SURELY_EARNED = 4.0, 0.25
+# A trial is earned when the map has run, since the last trial, so many times as long as a compilation takes. Where much
+# is to be gained, it needs less: for loops of unknown length, whose width decides whether many items wait for a slow
+# one, and by leaving out chunks that a short map does not need.
+EARNED, EARNED_BY_LOOPS, SURELY_EARNED = 4.0, 0.5, 0.25
 # Runs by which the ways of a short map are judged: the quickest of them counts. So the first re-runs of a cell compile
 # nothing.
 MIN_RUNS = 3
@@ -119,8 +120,10 @@ class Tuning:
         way = self.untried()
         if way is None:
             return self.best
-        surely = self.best.chunk_size is not None and way.chunk_size is None
-        if self.unspent < (SURELY_EARNED if surely else EARNED) * self.compile_seconds:
+        earned = EARNED_BY_LOOPS if self.facts.has_while else EARNED
+        if self.best.chunk_size is not None and way.chunk_size is None:
+            earned = SURELY_EARNED
+        if self.unspent < earned * self.compile_seconds:
             return self.best
         self.unspent = 0.0
         return way
@@ -150,6 +153,8 @@ class Tuning:
         if facts.input_bytes and not facts.ordered and not facts.fuses:
             chunk = min(self.length, self.chunk_size or best.chunk_size or self.length)
             everything = math.ceil(chunk / self._parts(best.strategy))
+            if facts.has_while:
+                yield replace(best, width=1)  # a few very slow items among many: none should wait for them
             if best.width is not None:
                 yield replace(best, width=4 * best.width if 4 * best.width < everything else None)
             narrower = min(everything // 4, MAX_WIDTH) if best.width is None else best.width // 4
