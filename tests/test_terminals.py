@@ -9,6 +9,7 @@ import time
 
 import pexpect
 import pytest
+from pexpect.exceptions import ExceptionPexpect
 
 pytestmark = pytest.mark.slow
 
@@ -65,14 +66,17 @@ def terminal(request, tmp_path):
     terminal = Terminal(COMMANDS[request.param], os.fspath(tmp_path))
     terminal.wait_for(r"In ?\[1\]")
     yield terminal
-    terminal.process.close(force=True)
+    try:
+        terminal.process.close(force=True)
+    except ExceptionPexpect:  # it has had SIGKILL; on a busy machine that takes its time
+        os.waitpid(terminal.process.pid, 0)
 
 
 def test_a_session(terminal, tmp_path):
     gate = tmp_path / "gate"
     terminal.run("%load_ext jaxpar_magic", "", 2)
     devices = terminal.run("%jaxdevices", "JAX is not imported yet", 3)
-    assert re.search("cores that it may use +[0-9]+ +█", devices)
+    assert re.search("cores that it may use +[0-9]+ +[█▏]", devices)
     terminal.run("import jax, numpy as np; xs = np.ones(10, 'float32'); f = lambda x: 2 * x", "", 4)
     terminal.run("%parmap f xs", r"10 items.*Array\(\[2\.", 5)
     failed = terminal.run("jax.pmap(f)(xs)", "ValueError.*JPX0104 pmap-needs-devices.*Fix 1: ", 6)

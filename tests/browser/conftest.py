@@ -41,6 +41,7 @@ FLAGS = [
 SETTINGS: dict[str, dict[str, Any]] = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "notebook-extension/tracker": {"windowingMode": "none"},  # cells that are out of sight are there, too
+    "completer-extension/manager": {"providerTimeout": PATIENCE},  # by default it drops what takes over a second
 }
 OPTIONS = [
     "--allow-root",
@@ -53,6 +54,9 @@ OPTIONS = [
     "--LabApp.extension_manager=readonly",
 ]
 
+# whatever proxy is set
+THIS_MACHINE = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
 PANEL = "window.jupyterapp.shell.currentWidget"
 READY = f"""async () => {{
   await window.jupyterapp.restored;
@@ -62,6 +66,12 @@ READY = f"""async () => {{
   await panel.sessionContext.ready;
   await panel.sessionContext.session.kernel.info;
 }}"""
+
+
+def in_time(promise: str) -> str:
+    """The same promise in JavaScript, with an end: `page.evaluate` itself waits for ever."""
+    late = f"new Promise((_, fail) => setTimeout(() => fail(new Error('not in time')), {5 * PATIENCE}))"
+    return f"Promise.race([{late}, {promise}])"
 
 
 def pytest_report_header() -> str | None:
@@ -79,7 +89,7 @@ def _answers(url: str, process: subprocess.Popen) -> bool:
     end = time.monotonic() + PATIENCE / 1000
     while process.poll() is None and time.monotonic() < end:
         try:
-            with urllib.request.urlopen(url + "/api/status", timeout=10):
+            with THIS_MACHINE.open(url + "/api/status", timeout=10):
                 return True
         except OSError:
             time.sleep(0.2)
@@ -180,13 +190,14 @@ class Notebook:
         nbformat.write(nbformat.v4.new_notebook(cells=made, metadata=kernel), folder / name)
         self.page.goto(f"{url}/doc/tree/{name}")
         self.page.wait_for_function("() => window.jupyterapp")
-        self.page.evaluate(READY)
+        self.page.evaluate(f"() => {in_time(f'({READY})()')}")
         self.theme("Light")  # the last test's choice would stay: it is a setting of the server
 
     def command(self, name: str, **arguments: Any) -> Any:
         """Run a command of JupyterLab; waits until it has ended."""
         return self.page.evaluate(
-            "([name, arguments]) => window.jupyterapp.commands.execute(name, arguments)", [name, arguments]
+            f"([name, arguments]) => {in_time('window.jupyterapp.commands.execute(name, arguments)')}",
+            [name, arguments],
         )
 
     def run_all(self) -> None:
@@ -229,7 +240,7 @@ class Notebook:
             self.page.screenshot(path=path, clip={"x": 0, "y": 0, "width": 1000, "height": bottom})
 
     def shut_down(self) -> None:
-        self.page.evaluate(f"() => {PANEL}?.sessionContext?.shutdown()")
+        self.page.evaluate(f"() => {in_time(f'Promise.resolve({PANEL}?.sessionContext?.shutdown())')}")
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """`auto`: the rules it begins with, what it measures, what it remembers."""
 
+import gc
 import itertools
 import json
 import math
+import weakref
 from dataclasses import replace
 
 import jax
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpar_magic import last_report, parmap
-from jaxpar_magic.errors import OptionError
+from jaxpar_magic.errors import CheckpointError, InputError, OptionError
 from jaxpar_magic.mapping import traced, tuner
 from jaxpar_magic.mapping.facts import ItemFacts, item_facts
 from jaxpar_magic.mapping.planner import (
@@ -368,3 +370,94 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     found = tuning()
     found.record(found.best, 10, 1.0)
     tuner.remember(found)
+
+
+# -------------------------------------------------------------------- what trying must not break
+
+
+def test_a_way_that_fails_in_a_trial_is_left_out(clock, monkeypatch):
+    clock.cost = lambda width: 1 + abs(math.log2(width) - 3)
+    dispatch = traced.ChunkedRun._dispatch
+    widths = []
+
+    def fails_when_narrow(self, begin, end):
+        widths.append(self.prepared.plan.width)
+        if widths[-1] != widths[0]:
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return dispatch(self, begin, end)
+
+    monkeypatch.setattr(traced.ChunkedRun, "_dispatch", fails_when_narrow)
+    xs = np.linspace(0, 1, 6003, dtype=np.float32)
+    out = parmap(walk, xs, chunk_size=200)
+    assert len(set(widths)) > 2, "more than one other way was tried"
+    np.testing.assert_allclose(out, jax.vmap(walk)(xs), rtol=1e-5)
+    assert last_report().batch_size == widths[0]
+
+
+@pytest.mark.parametrize("interrupted_at", range(2, 12))
+def test_an_interrupt_while_ways_are_tried_keeps_right_chunks(clock, monkeypatch, interrupted_at):
+    clock.cost = lambda width: 1 + abs(math.log2(width) - 3)
+    dispatch = traced.ChunkedRun._dispatch
+    calls = []
+
+    def interrupted(self, begin, end):
+        calls.append(begin)
+        if len(calls) == interrupted_at:
+            raise KeyboardInterrupt
+        return dispatch(self, begin, end)
+
+    xs = np.arange(20_011, dtype=np.int32)
+    want = parmap(collatz_steps, xs, strategy="vmap")
+    with monkeypatch.context() as patch:
+        patch.setattr(traced.ChunkedRun, "_dispatch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            parmap(collatz_steps, xs, chunk_size=1000)
+    np.testing.assert_array_equal(parmap(collatz_steps, xs, chunk_size=1000, resume=True), want)
+    assert last_report().resumed > 0
+
+
+def collatz_steps(n):
+    return collatz(n % 97 + 1)
+
+
+@pytest.mark.parametrize("before", [{"batch_size": 250}, {"devices": 3}, {"strategy": "vmap"}])
+@pytest.mark.parametrize("after", [{"batch_size": 120}, {"devices": 2}, {"strategy": "shard_map"}, {}])
+def test_a_checkpoint_goes_on_with_other_widths_and_devices(tmp_path, monkeypatch, before, after):
+    xs = np.linspace(0, 1, 4001, dtype=np.float32)
+    dispatch = traced.ChunkedRun._dispatch
+
+    def killed(self, begin, end):
+        if begin > 2000:
+            raise KeyboardInterrupt
+        return dispatch(self, begin, end)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(traced.ChunkedRun, "_dispatch", killed)
+        with pytest.raises(KeyboardInterrupt):
+            parmap(walk, xs, chunk_size=1000, checkpoint=tmp_path / "kept", **before)
+    want = jax.vmap(walk)(xs)
+    try:
+        out = parmap(walk, xs, checkpoint=tmp_path / "kept", resume=True, **after)
+    except CheckpointError:  # in so many words: these devices take other chunks
+        assert after.get("devices") or before.get("devices") or after.get("strategy")
+    else:
+        np.testing.assert_allclose(out, want, rtol=1e-5)
+        assert last_report().resumed > 0
+
+
+def test_other_remainders_do_not_depend_on_what_was_measured():
+    xs = np.arange(3, dtype=np.float32)
+    assert parmap(lambda x: x + 1, xs, devices=3, remainder="drop").tolist() == [1, 2, 3]
+    with pytest.raises(InputError, match="remainder='error'"):
+        parmap(walk, np.linspace(0, 1, 7, dtype=np.float32), devices=3, remainder="error")
+    assert parmap(walk, xs[:2], devices=3, remainder="drop").shape == (0,)
+
+
+def test_nothing_of_the_users_stays_after_a_call():
+    table = jnp.ones(1000)
+    held = weakref.ref(table)
+    xs = np.arange(5, dtype=np.float32)
+    parmap(lambda x, t: x + t.sum(), xs, table, in_axes=(0, None))
+    del table
+    gc.collect()
+    assert held() is None

@@ -447,7 +447,8 @@ def _roomy_pool(count: int, state: State) -> list[Step]:
     same is known of FFTs.) Each device may have two programs under way.
     """
     needed = 2 * count + 1
-    if count == 1 or max(state.cores.usable, _whole(state.environment.get(POOL_VARIABLE))) >= needed:
+    threads = _whole(state.environment.get(POOL_VARIABLE)) or state.cores.usable
+    if count == 1 or threads >= needed:
         return []
     return [SetVariable(POOL_VARIABLE, str(needed))]
 

@@ -53,6 +53,7 @@ class JaxExplainMagics(Magics):
     """The magic `%jaxexplain`."""
 
     settings: JaxparMagics
+    _before_off: str = "auto"  # what `--on` goes back to
     last: Any = None  # the Explanation shown last: plain data, so that `%jaxexplain 2` knows its fixes
 
     @no_var_expand
@@ -80,7 +81,11 @@ class JaxExplainMagics(Magics):
         if rest:
             raise usage_error(_NAME, f"{request.split()[0]} takes nothing after it, got {' '.join(rest)}.")
         if options.on or options.off:
-            self.settings.explanations = "off" if options.off else "auto"
+            settings = self.settings
+            if options.off and settings.explanations != "off":
+                self._before_off, settings.explanations = settings.explanations, "off"
+            elif options.on and settings.explanations == "off":
+                settings.explanations = self._before_off
             print(f"Cards under tracebacks: {'off' if options.off else 'on'}.")
             return None
         if options.list:

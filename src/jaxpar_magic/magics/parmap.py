@@ -137,7 +137,7 @@ class ParmapMagics(Magics):
         if args.out is not None and (not args.out.isidentifier() or keyword.iskeyword(args.out)):
             raise usage_error("parmap", f"--out {args.out}: not a variable name.")
         options: dict[str, Any] = {
-            "strategy": args.strategy or self.settings.strategy,
+            "strategy": args.strategy or ("auto" if args.compare else self.settings.strategy),
             "devices": self.settings.devices,
             "static": tuple(args.static),
             "remainder": args.remainder,

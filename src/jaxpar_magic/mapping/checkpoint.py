@@ -162,7 +162,7 @@ class Finished:
 
 def _encode(values: Any) -> tuple[dict[str, Any], bytes]:
     if isinstance(values, list) and all(isinstance(v, jax.Array | np.ndarray) for v in values):
-        arrays = [np.ascontiguousarray(v) for v in values]
+        arrays = [np.asarray(v, order="C") for v in values]
         described = [{"dtype": a.dtype.name, "shape": a.shape} for a in arrays]
         return {"arrays": described}, b"".join(a.tobytes() for a in arrays)
     return {"pickle": True}, pickle.dumps(values, protocol=5)

@@ -122,9 +122,10 @@ class MapPlan:
         """Items left over by full chunks, where they are not padded."""
         return 0 if self.pads else self.length % self.chunk_size
 
-    def bounds(self) -> list[tuple[int, int]]:
-        """(begin, end) of each chunk."""
-        return [(begin, min(begin + self.chunk_size, self.length)) for begin in range(0, self.length, self.chunk_size)]
+    def bounds(self, size: int | None = None) -> list[tuple[int, int]]:
+        """(begin, end) of each chunk, or of chunks of `size` items."""
+        size = size or self.chunk_size
+        return [(begin, min(begin + size, self.length)) for begin in range(0, self.length, size)]
 
 
 def check_strategy(name: str) -> str:
@@ -263,8 +264,8 @@ def plan_map(
             f"strategy={strategy!r}: linear algebra in batches of {width:,} on {parts} {unit} at once can hang JAX, "
             f"whose CPU client has {resources.pool} threads for all.",
             argument="strategy",
-            next_step=f"%jaxdevices {max(2, resources.devices)} makes room for them, or strategy='vmap', where linear "
-            "algebra uses all cores by itself",
+            next_step=f"strategy='vmap', where linear algebra uses all cores by itself; or room for {parts} at once: "
+            + (f"%jaxdevices 1, then %jaxdevices {parts}" if resources.devices == parts else f"%jaxdevices {parts}"),
         )
     chunk, reason = _chunk(way, width, batch_size, chunk_size, facts, length, parts, resources.memory, to_file)
     if reason:

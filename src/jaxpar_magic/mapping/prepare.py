@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from .._jax import cpu_pool_threads, setting
-from ..errors import DeviceError, InputError
+from ..errors import CheckpointError, DeviceError, InputError
 from ..machine import size_text, usable_cores
 from . import strategies
 from .captured import CannotCompare, Captured, Fingerprint, captured, changed_names, fingerprint, token
@@ -31,6 +31,7 @@ from .tuner import Tuning, tuning_of
 
 # Maps whose traced program is remembered, so that calling the same function again does not trace it.
 MAX_PREPARED = 32
+MAX_SIZES = 512
 # A map that captures more than this is not remembered: the user's arrays would stay in memory after `del`.
 MAX_HELD_BYTES = 32 << 20
 
@@ -52,6 +53,21 @@ class Prepared:
     way: Way | None = None  # the one that is chosen here
     ways: dict[Way, Prepared] = field(default_factory=dict)  # all that are compiled, shared by all of them
     compile_way: Callable[[Way, Timer], Prepared] | None = field(default=None, repr=False)
+    kept: bool = False  # for the next call
+
+    def let_go(self, inputs: int) -> None:
+        """After a call: the first `inputs` shared arrays are the user's and do not stay; nor does anything that is
+        not kept for the next call."""
+        for one in (self, *self.ways.values()):
+            kept = self.ways.get(one.way, one) if one.way is not None else one
+            if not self.kept or one is not kept:
+                one.shared = None
+            elif one.shared is not None:
+                one.shared[:inputs] = [None] * inputs
+        if not self.kept:
+            for one in (self, *self.ways.values()):
+                one.compile_way = None
+            self.ways.clear()
 
 
 @dataclass
@@ -66,7 +82,7 @@ TRIED = "chosen by measuring"
 
 _prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
 # (program, strategy, devices, parts, widths wanted) → (items in a chunk, batch width) of what was compiled
-_sizes: dict[Hashable, list[tuple[int, int]]] = {}
+_sizes: OrderedDict[tuple, list[tuple[int, int]]] = OrderedDict()
 # function's code → fingerprint at its last trace: JAX caches traces of inner jitted functions by identity
 _last_seen: OrderedDict[Any, Fingerprint] = OrderedDict()
 
@@ -93,7 +109,7 @@ def prepare(
             _prepared.move_to_end(key)
             if prepared.tuning is None:
                 return prepared
-            return in_way(prepared, prepared.tuning.next_call() if to_run else prepared.tuning.best, timer)
+            return in_way_or_best(prepared, prepared.tuning.next_call() if to_run else prepared.tuning.best, timer)
     _forget_other_devices()
     notes = _renew_inner_traces(function, found, print_)
     monitor.phase("tracing")
@@ -113,10 +129,13 @@ def prepare(
     if identity is not None and finished is None:
         assert options.checkpoint is not None
         finished = new_folder(options.checkpoint, identity, prepared.plan.chunk_size)
+    if finished is not None:
+        _check_cuts(finished, prepared.plan)
     prepared.finished = finished
     timer.compile = time.perf_counter() - begin
     if key is not None and sum(c.nbytes for c in item.constants) <= MAX_HELD_BYTES:
         # the note of a change is for the run that noticed it
+        prepared.kept = True
         kept = replace(prepared, item=replace(item, notes=item.notes[len(notes) :]))
         if kept.way is not None:
             kept.ways[kept.way] = kept
@@ -133,8 +152,33 @@ def in_way(prepared: Prepared, way: Way, timer: Timer) -> Prepared:
         assert prepared.compile_way is not None
         begin = time.perf_counter()
         found = prepared.ways[way] = prepared.compile_way(way, timer)
+        found.item, found.kept = prepared.item, prepared.kept
         timer.compile += time.perf_counter() - begin
     return found
+
+
+def in_way_or_best(prepared: Prepared, way: Way, timer: Timer) -> Prepared:
+    """The same, and the best way where this one cannot be had."""
+    assert prepared.tuning is not None
+    try:
+        return in_way(prepared, way, timer)
+    except Exception:
+        if way == prepared.tuning.best:
+            raise
+        prepared.tuning.refuse(way)
+        return in_way(prepared, prepared.tuning.best, timer)
+
+
+def _check_cuts(finished: Finished, plan: MapPlan) -> None:
+    """The chunks of an earlier run must fit into those of this plan, which may be filled up."""
+    whole = min(finished.chunk_size, plan.length)
+    if plan.chunk_size < whole or any(end > plan.length for end, _ in finished.chunks.values()):
+        raise CheckpointError(
+            f"resume: what is kept is cut into chunks of {finished.chunk_size:,} items, and {plan.parts} devices take "
+            f"{plan.chunk_size:,} of {plan.length:,} at a time.",
+            argument="resume",
+            next_step="the number of devices of the earlier run",
+        )
 
 
 def _compile(
@@ -159,11 +203,12 @@ def _compile(
     reasons: Sequence[str] = ()
     if options.strategy == "auto":
         way, reasons = first_way(item.facts, length, resources)
-        if options.batch_size is None and not item.facts.callbacks and length > 1:
-            tuning = tuning_of(item, length, devices, resources, way, options.chunk_size)
+        # with another remainder than "pad" the number of results would depend on the way
+        if options.batch_size is None and not item.facts.callbacks and length > 1 and options.remainder == "pad":
+            tuning = tuning_of(item, length, devices, resources, way, options.chunk_size, options.memory, to_file, most)
             if tuning.measured:
-                reasons = (f"the fastest of {len(tuning.measured)} ways that were measured",)
-            way = tuning.next_call() if to_run else tuning.best
+                reasons = (f"the fastest of {len(tuning.finite())} ways that were measured",)
+            way = tuning.best
 
     def compile_way(way: Way | None, timer: Timer, chunk_size: int | None, reasons: Sequence[str]) -> Prepared:
         __tracebackhide__ = True
@@ -187,10 +232,15 @@ def _compile(
             known = _sizes.setdefault((item.digest, plan.strategy, used, plan.parts, widths), [])
             if wanted is None:
                 plan = padded_to_known(plan, known)
+            if plan.chunks > 1 and not chunk_size and not (way and way.chunk_size):
+                # cut by the memory that is free, which is never quite the same
+                near = [k for k in known if 0.7 * plan.chunk_size <= k[0] <= plan.chunk_size]
+                if near:
+                    plan = replace(plan, chunk_size=max(near)[0], width=max(near)[1])
             layout = Layout(plan.chunk_size, used, plan.parts, plan.width)
             executable = strategies.get(plan.strategy).prepare(item, layout)
             timer.reused &= executable.compiled.reused
-            if chunk_size and options.memory is None:
+            if options.chunk_size and options.memory is None:
                 break  # as the user has it
             # The estimate was from single results; the compiled program knows.
             held = executable.compiled.held_bytes * plan.parts
@@ -201,11 +251,13 @@ def _compile(
                     needs = f"holds up to {peak}, as compiled, of the {size_text(bound)} it may hold"
                     plan = replace(plan, reasons=(*plan.reasons, needs))
                 break
-            if chunk_size:
+            if options.chunk_size:
                 raise fitting.too_large(plan.chunk_size, held, smaller)
             wanted = smaller
         if plan.pads and (plan.chunk_size, plan.width) not in known:
             known.append((plan.chunk_size, plan.width))
+        while len(_sizes) > MAX_SIZES:
+            _sizes.popitem(last=False)
         if plan.interleaved:
             executable = dealt_out(executable, plan.parts)
         tail = None
@@ -217,8 +269,8 @@ def _compile(
     ways: dict[Way, Prepared] = {}
     try:
         prepared = compile_way(way, timer, options.chunk_size, reasons)
-    except InputError:
-        if options.strategy != "auto" or (len(devices) == 1 and resources.cores == 1):
+    except InputError as error:
+        if options.strategy != "auto" or error.argument == "remainder" or (len(devices) == 1 and resources.cores == 1):
             raise
         # one item on each device at a time is too much: one item in all
         return _compile(function, item, length, replace(options, strategy="map"), devices, print_, timer, to_run, most)
@@ -233,6 +285,8 @@ def _compile(
         if not prepared.executable.compiled.reused:
             tuning.compile_seconds = prepared.executable.compiled.seconds
         ways[way] = prepared
+        if to_run:
+            return in_way_or_best(prepared, tuning.next_call(), timer)
     return prepared
 
 
@@ -323,6 +377,8 @@ def _forget_other_devices() -> None:
     """Let go of what belongs to a backend that has been reset: it would keep the old devices alive."""
     current = set(jax.local_devices())
     forget_programs_of_other(current)
+    for sizes in [k for k in _sizes if not set(k[2]) <= current]:
+        del _sizes[sizes]
     for key in [k for k, prepared in _prepared.items() if not set(prepared.devices) <= current]:
         del _prepared[key]
 

@@ -163,6 +163,8 @@ def _show_sharding(plan: MapPlan, item: ItemProgram) -> Shown:
     for k in range(plan.parts):
         begin, end = k * part, min((k + 1) * part, plan.length)
         items = f"{begin:,} to {end - 1:,}" if end > begin else "padding only"
+        if plan.interleaved:
+            items = f"{k}, {k + plan.parts}, {k + 2 * plan.parts}, …"
         rows.append((f"{label} {k}", items, _size(size)))
     spec = f"PartitionSpec({AXIS!r})" if plan.parts > 1 and label == "device" else "one device"
     caption = f"{plan.strategy}: {spec}" + (f", first of {plan.chunks} chunks" if plan.chunks > 1 else "")

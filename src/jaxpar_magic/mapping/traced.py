@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +33,8 @@ from .tuner import SHARE_OF_LONG, remember, way_text
 
 # A map with fewer chunks than this is too short to try other ways in.
 MIN_CHUNKS = 6
+# A chunk that is tried another way may be filled up to so many times its items.
+MAX_FILLED = 1.1
 
 
 def run_traced(function: Callable, batch: Batch, options: MapOptions, monitor: Monitor) -> MapResult:
@@ -49,7 +50,10 @@ def run_traced(function: Callable, batch: Batch, options: MapOptions, monitor: M
     report = traced_report(prepared, timer, [*notes, *prepared.item.notes])
     begin = time.perf_counter()
     run = ChunkedRun(function, batch, prepared, options, monitor, timer)
-    value = run.run()
+    try:
+        value = run.run()
+    finally:
+        prepared.let_go(len(shared))
     report.run_seconds = time.perf_counter() - begin - run.compile_seconds
     report.chunk_seconds = run.chunk_seconds
     report.resumed = run.resumed
@@ -78,7 +82,7 @@ def _learn(prepared: Prepared, run: ChunkedRun, report: MapReport, timer: Timer)
     if new:
         remember(tuning)
         if not run.trials:
-            report.tried = [(way_text(way), each * tuning.length) for way, each in tuning.measured.items()]
+            report.tried = [(way_text(way), each * tuning.length) for way, each in tuning.finite().items()]
 
 
 class ChunkedRun:
@@ -95,7 +99,9 @@ class ChunkedRun:
     ) -> None:
         self.function = function
         self.batch = batch
-        self.plan = prepared.plan  # the chunks, whichever way runs them
+        self.plan = prepared.plan  # whichever way runs its chunks
+        finished = prepared.finished
+        self.bounds = prepared.plan.bounds(None if finished is None else finished.chunk_size)
         self.prepared = prepared
         self.timer = timer
         self.options = options
@@ -135,8 +141,8 @@ class ChunkedRun:
         __tracebackhide__ = True
         plan, item = self.plan, self.prepared.item
         done = self._take_finished()
-        todo = [bounds for bounds in plan.bounds() if bounds[0] not in done]
-        self.monitor.plan(plan.length, plan.chunks, f"{plan.parts} {unit_of(plan.strategy)}s", self.resumed)
+        todo = [bounds for bounds in self.bounds if bounds[0] not in done]
+        self.monitor.plan(plan.length, len(self.bounds), f"{plan.parts} {unit_of(plan.strategy)}s", self.resumed)
         self.monitor.phase("running")
         self._place_shared()
         self._last_collected = time.perf_counter()
@@ -179,21 +185,35 @@ class ChunkedRun:
         if tuning is None or len(todo) < MIN_CHUNKS:
             return
         left = self._timed_chunk(todo)
-        while len(todo) > 2 and (way := tuning.untried()) is not None:
+        items = self.bounds[0][1]
+        while len(todo) > 2 and (way := tuning.untried(self.plan.chunk_size)) is not None:
             if self.compile_seconds + tuning.compile_seconds > SHARE_OF_LONG * left * len(todo):
                 return
             begin = time.perf_counter()
             self.monitor.phase("compiling")
-            other = in_way(self.prepared, way, self.timer)
+            try:
+                other = in_way(self.prepared, way, self.timer)
+                fits = items <= other.plan.chunk_size <= MAX_FILLED * items  # memory may want other chunks
+            except Exception:
+                fits = False
             self.monitor.phase("running")
             self.compile_seconds += time.perf_counter() - begin
-            items = self.plan.chunk_size
-            if other.plan.chunk_size < items:  # it would not fit into memory in chunks of this size
-                tuning.record(way, items, math.inf)
+            if not fits:
+                tuning.refuse(way)
                 continue
             before = self.prepared
             assert before.way is not None
-            then = self._timed_chunk(todo, other)
+            bounds = todo[0]
+            try:
+                then = self._timed_chunk(todo, other)
+            except JaxparError:
+                raise
+            except Exception:  # of this way, such as too little memory; what is the function's comes again
+                todo[:0] = [bounds]
+                tuning.refuse(way)
+                self.prepared = before
+                self._place_shared()
+                continue
             right = self._timed_chunk(todo, before)
             now = (left + right) / 2
             usual = tuning.measured.get(before.way, now / items)
@@ -267,7 +287,7 @@ class ChunkedRun:
         self._last_collected = now
         if self.trimmer is not None:
             self.trimmer.after_chunk()
-        self.monitor.advance(end - begin, begin // self.plan.chunk_size + 1)
+        self.monitor.advance(end - begin, begin // self.bounds[0][1] + 1)
 
     def _wait(self, arrays: list) -> None:
         if self.monitor.has_deadline:
@@ -291,9 +311,9 @@ class ChunkedRun:
 
     def _keep_finished(self, error: BaseException) -> None:
         """What is done stays, in memory if there is no folder, and the error says so."""
-        plan = self.prepared.plan
+        plan = self.plan
         done = self.monitor.progress().done
-        if plan.chunks < 2 or not done or self.options.on_error == "skip":
+        if len(self.bounds) < 2 or not done or self.options.on_error == "skip":
             return
         if self.finished is None or self.finished.folder is None:
             if not worth_keeping(error):
@@ -301,8 +321,9 @@ class ChunkedRun:
             if self.options.out_file is not None or sum(_unread_bytes(x) for x in self.mapped) > HASHED_BYTES:
                 error.add_note(f"parmap: {done:,} of {plan.length:,} items were done; --checkpoint DIR would keep them")
                 return
-            kept = Finished(identify(self.batch, self.options, self.prepared.item, self.function), plan.chunk_size)
-            for begin, end in plan.bounds():
+            identity = identify(self.batch, self.options, self.prepared.item, self.function)
+            kept = Finished(identity, self.bounds[0][1])
+            for begin, end in self.bounds:
                 if self.collector.has(begin):
                     kept.add(begin, end, self.collector.rows(begin, end))
             keep(kept)

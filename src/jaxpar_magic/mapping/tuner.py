@@ -100,7 +100,7 @@ class Tuning:
         """What was measured and what may be tried, in a sentence each."""
         lines = []
         if self.measured:
-            ways = ", ".join(f"{way_text(w)} {duration(each * self.length)}" for w, each in self.measured.items())
+            ways = ", ".join(f"{way_text(w)} {duration(each * self.length)}" for w, each in self.finite().items())
             lines.append(f"measured: {ways}; the fastest runs")
         way = self.untried()
         if way is None:
@@ -114,7 +114,8 @@ class Tuning:
     def next_call(self) -> Way:
         """The way for a call as a whole: the best, or one to try if that has been earned."""
         if self.again is not None:
-            return self.again
+            again, self.again = self.again, None  # asked for once more by `record`, if need be
+            return again
         if not WORTH_SECONDS <= self._seconds <= TRIED_WHOLE_SECONDS or self.runs.get(self.best, 0) < MIN_RUNS:
             return self.best
         way = self.untried()
@@ -128,11 +129,27 @@ class Tuning:
         self.unspent = 0.0
         return way
 
-    def untried(self) -> Way | None:
-        """A way one step from the best that has not been measured."""
+    def untried(self, chunk: int | None = None) -> Way | None:
+        """A way one step from the best that has not been measured.
+
+        In the middle of a run the chunks are given, of `chunk` items: no other chunk size can be tried there.
+        """
         if len(self.measured) >= MAX_TRIED:
             return None
-        return next((w for w in self._neighbours() if w not in self.measured and not self._may_hang(w)), None)
+        ways = self._neighbours()
+        if chunk is not None:
+            size = None if self.best.chunk_size is None else chunk
+            ways = (replace(w, chunk_size=size) for w in ways if w.chunk_size == self.best.chunk_size)
+        return next((w for w in ways if w not in self.measured and not self._may_hang(w)), None)
+
+    def refuse(self, way: Way) -> None:
+        """This way does not work here: never again."""
+        self.measured[way] = math.inf
+        self.again = None
+
+    def finite(self) -> dict[Way, float]:
+        """Seconds per item of the ways that work."""
+        return {way: each for way, each in self.measured.items() if each < math.inf}
 
     @property
     def _best_each(self) -> float:
@@ -187,27 +204,37 @@ _tunings: OrderedDict[Hashable, Tuning] = OrderedDict()
 
 
 def tuning_of(
-    item: ItemProgram, length: int, devices: Sequence[Any], resources: Resources, first: Way, chunk_size: int | None
+    item: ItemProgram,
+    length: int,
+    devices: Sequence[Any],
+    resources: Resources,
+    first: Way,
+    chunk_size: int | None,
+    *wishes: Any,
 ) -> Tuning:
     """The tuning of a map: from this process, or begun with what the file says, or with `first`.
 
-    It is told by the program, the sizes, the devices and the versions. `chunk_size` is the user's wish.
+    It is told by the program, the sizes, the devices and the versions. `chunk_size` is the user's, as are the
+    other `wishes` that decide how it can run.
     """
     import jax
 
     identity = [
         item.digest,
         str(length.bit_length()),  # lengths within a factor of two share their choice
-        str(chunk_size),
+        str((chunk_size, *wishes)),
         f"{len(devices)} {devices[0].platform} {devices[0].device_kind}, {resources.cores} cores, {resources.wanted}",
+        f"pool {resources.pool}",
         f"jax {jax.__version__}",
     ]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
     tuning = _tunings.get((key, length))
     if tuning is None:
-        measured = _measured(_read().get(key))
-        best = min(measured, key=lambda way: measured[way], default=first)
-        tuning = Tuning(key, item.facts, length, resources, best, measured, chunk_size)
+        tuning = Tuning(key, item.facts, length, resources, first, {}, chunk_size)
+        # the same way may hang with more items
+        measured = {w: each for w, each in _measured(_read().get(key)).items() if not tuning._may_hang(w)}
+        tuning.measured = measured
+        tuning.best = min(measured, key=lambda way: measured[way], default=first)
         _tunings[key, length] = tuning
         while len(_tunings) > MAX_KEPT:
             _tunings.popitem(last=False)
@@ -218,15 +245,15 @@ def tuning_of(
 def remember(tuning: Tuning) -> None:
     """Write what was measured to the file, for other kernels; silently not, where it cannot be written."""
     entry = {
-        "ways": [{**asdict(way), "seconds_per_item": each} for way, each in tuning.measured.items()],
+        "ways": [{**asdict(way), "seconds_per_item": each} for way, each in tuning.finite().items()],
         "length": tuning.length,
         "saved": int(time.time()),
     }
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError, ValueError, TypeError):
         choices = _read()
         choices.pop(tuning.key, None)
         choices[tuning.key] = entry
-        newest = dict(sorted(choices.items(), key=lambda c: c[1].get("saved", 0))[-MAX_KEPT:])
+        newest = dict(sorted(choices.items(), key=lambda c: c[1].get("saved") or 0)[-MAX_KEPT:])
         path = choices_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         # beside its place and renamed: another kernel reads the old file or the new one
@@ -261,14 +288,16 @@ def _read() -> dict[str, Any]:
         if found["format"] != _FORMAT:
             return {}
         return {k: v for k, v in found["choices"].items() if isinstance(v, dict)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, unreadable or damaged: start anew
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+        # absent, unreadable or damaged, or there is no home: begin anew
         return {}
 
 
 def _measured(entry: Any) -> dict[Way, float]:
     """The ways of an entry with their seconds per item; what is not as it should be is left out."""
     found: dict[Way, float] = {}
-    for saved in entry.get("ways", ()) if isinstance(entry, dict) else ():
+    ways = entry.get("ways") if isinstance(entry, dict) else None
+    for saved in ways if isinstance(ways, list) else ():
         with contextlib.suppress(KeyError, TypeError, ValueError):
             values = dict(saved)
             seconds = float(values.pop("seconds_per_item"))
