@@ -44,7 +44,7 @@ SHARE_OF_LONG = 0.1
 # A trial is earned when the map has run, since the last trial, so many times as long as a compilation takes. Where much
 # is to be gained, it needs less: for loops of unknown length, whose width decides whether many items wait for a slow
 # one, and by leaving out chunks that a short map does not need.
-EARNED, EARNED_BY_LOOPS, SURELY_EARNED = 4.0, 0.5, 0.25
+EARNED, EARNED_BY_LOOPS, SURELY_EARNED = 4.0, 2.0, 0.25
 # Runs by which the ways of a short map are judged: the quickest of them counts. So the first re-runs of a cell compile
 # nothing.
 MIN_RUNS = 3
