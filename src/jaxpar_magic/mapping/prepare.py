@@ -232,7 +232,7 @@ def _compile(
             known = _sizes.setdefault((item.digest, plan.strategy, used, plan.parts, widths), [])
             if wanted is None:
                 plan = padded_to_known(plan, known)
-            if plan.chunks > 1 and not chunk_size and not (way and way.chunk_size):
+            if plan.chunks > 1 and not (chunk_size or most or (way and way.chunk_size)):
                 # cut by the memory that is free, which is never quite the same
                 near = [k for k in known if 0.7 * plan.chunk_size <= k[0] <= plan.chunk_size]
                 if near:
