@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jaxpar_magic import last_report, parmap
 from jaxpar_magic.errors import CheckpointError, InputError, MapTimeout, OptionError, OutputError
-from jaxpar_magic.mapping import api, checkpoint, collect, monitor, sinks, sources, stream
+from jaxpar_magic.mapping import api, collect, monitor, sinks, sources, stream
 from jaxpar_magic.mapping.facts import ItemFacts
 from jaxpar_magic.mapping.memory import Fitting, memory_bound, parse_memory
 from jaxpar_magic.mapping.options import MapOptions
@@ -612,32 +612,6 @@ def test_a_large_file_into_a_file_keeps_within_the_bound(fresh_python, tmp_path)
 
 
 # ------------------------------------------------------------------ files of results
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    checkpoint.drop()
-    yield
-    checkpoint.drop()
-
-
-@pytest.fixture
-def stop_after(monkeypatch):
-    """Make a map stop as if interrupted when that many chunks are done."""
-    advance = monitor.Monitor.advance
-
-    def arm(chunks):
-        count = itertools.count(1)
-
-        def stopping(self, items, chunk):
-            advance(self, items, chunk)
-            if next(count) == chunks:
-                monkeypatch.setattr(monitor.Monitor, "advance", advance)
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(monitor.Monitor, "advance", stopping)
-
-    return arm
 
 
 def contents(path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -21,7 +20,7 @@ import pytest
 
 from jaxpar_magic import last_report, parmap
 from jaxpar_magic.errors import CheckpointError, MapTimeout
-from jaxpar_magic.mapping import checkpoint, monitor
+from jaxpar_magic.mapping import monitor
 
 XS = np.arange(60, dtype=np.float32)
 
@@ -33,13 +32,6 @@ def heavy(x):
 @pytest.fixture(scope="module")
 def expected():
     return np.asarray(parmap(heavy, XS, strategy="map"))
-
-
-@pytest.fixture(autouse=True)
-def nothing_left():
-    checkpoint.drop()
-    yield
-    checkpoint.drop()
 
 
 @contextlib.contextmanager
@@ -58,25 +50,6 @@ def interrupted_after(seconds):
     finally:
         ended.set()
         thread.join()
-
-
-@pytest.fixture
-def stop_after(monkeypatch):
-    """Make a map stop as if interrupted when that many chunks are done."""
-    advance = monitor.Monitor.advance
-
-    def arm(chunks):
-        count = itertools.count(1)
-
-        def stopping(self, items, chunk):
-            advance(self, items, chunk)
-            if next(count) == chunks:
-                monkeypatch.setattr(monitor.Monitor, "advance", advance)
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(monitor.Monitor, "advance", stopping)
-
-    return arm
 
 
 # ------------------------------------------------------------------ interrupt and resume in memory

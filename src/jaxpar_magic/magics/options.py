@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -164,14 +164,10 @@ class OptionParser(argparse.ArgumentParser):
         in `-c xs` the input stays an input. An unknown option, or value of an option with `choices`, is
         refused with the nearest one.
         """
-        options, positional = [], []
+        options: list[str] = []
+        positional: list[str] = []
         rest = list(tokens)
-        while rest:
-            token = rest.pop(0)
-            if not is_option(token):
-                positional.append(token)
-                continue
-            flag, action, value = self._option(token)
+        for flag, action, value in self._options_in(rest, positional):
             if action is None:
                 advice = did_you_mean(flag, self.actions()) or " (An expression that begins with - needs brackets.)"
                 raise usage_error(self.magic, f"unknown option {flag!r}.{advice}")
@@ -187,14 +183,10 @@ class OptionParser(argparse.ArgumentParser):
 
     def so_far(self, tokens: Iterable[str]) -> tuple[list[str], list[argparse.Action], argparse.Action | None]:
         """What stands in a line that is being typed: positional tokens, options, and the option whose value is due."""
-        positional, given = [], []
+        positional: list[str] = []
+        given: list[argparse.Action] = []
         rest = list(tokens)
-        while rest:
-            token = rest.pop(0)
-            if not is_option(token):
-                positional.append(token)
-                continue
-            _, action, value = self._option(token)
+        for _, action, value in self._options_in(rest, positional):
             if action is None:
                 continue
             given.append(action)
@@ -203,6 +195,18 @@ class OptionParser(argparse.ArgumentParser):
             if value is None and rest and self._takes(rest[0], action):
                 rest.pop(0)
         return positional, given, None
+
+    def _options_in(
+        self, rest: list[str], positional: list[str]
+    ) -> Iterator[tuple[str, argparse.Action | None, str | None]]:
+        """What `_option` tells of each option in `rest`, from which the caller may take its value; other tokens go to
+        `positional`."""
+        while rest:
+            token = rest.pop(0)
+            if is_option(token):
+                yield self._option(token)
+            else:
+                positional.append(token)
 
     def _option(self, token: str) -> tuple[str, argparse.Action | None, str | None]:
         """A token's option, what is known of it (None: nothing), and the value attached to it."""

@@ -182,7 +182,7 @@ def first_way(facts: ItemFacts, length: int, resources: Resources) -> tuple[Way,
     """(way, reasons): what `auto` begins with when nothing has been measured yet."""
     strategy, reason = choose_strategy(facts, length, resources)
     reasons = [reason]
-    parts = _parts(strategy, length, resources)
+    parts = parts_of(strategy, length, resources)
     as_if = "shard_map" if facts.pooled_nanoseconds else strategy  # moderate batches for linear algebra anywhere
     width, why = default_width(as_if, facts, math.ceil(length / parts))
     if why:
@@ -248,7 +248,7 @@ def plan_map(
         reasons = list(reasons)
     else:
         way, reasons = Way(strategy), [ONE_LINERS[strategy]]
-    parts = _parts(way.strategy, length, resources)
+    parts = parts_of(way.strategy, length, resources)
     length = _without_remainder(length, parts, remainder)
 
     everything = max(1, math.ceil(length / parts))
@@ -289,7 +289,8 @@ def plan_map(
     )
 
 
-def _parts(strategy: str, length: int, resources: Resources) -> int:
+def parts_of(strategy: str, length: int, resources: Resources) -> int:
+    """Devices or threads that share a map of `length` items."""
     if strategy in MULTI_DEVICE:
         return resources.devices
     if strategy == "thread":

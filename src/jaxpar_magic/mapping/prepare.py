@@ -196,9 +196,9 @@ def _compile(
     __tracebackhide__ = True
     threads = options.devices if options.strategy in ("thread", "auto") else None
     bound, to_file = memory_bound(options.memory), options.out_file is not None
-    cores = threads or usable_cores()
-    pool = cpu_pool_threads(usable_cores(), len(jax.local_devices())) if devices[0].platform == "cpu" else 0
-    resources = Resources(len(devices), devices[0].platform, cores, bound, options.devices, pool)
+    cores = usable_cores()
+    pool = cpu_pool_threads(cores, len(jax.local_devices())) if devices[0].platform == "cpu" else 0
+    resources = Resources(len(devices), devices[0].platform, threads or cores, bound, options.devices, pool)
     tuning, way = None, None
     reasons: Sequence[str] = ()
     if options.strategy == "auto":

@@ -268,7 +268,10 @@ def _run(function: Callable, stream: Stream, options: MapOptions, monitor: Monit
     run = StreamRun(function, stream, prepared, options, monitor, timer)
     report = traced_report(prepared, timer, [*notes, *prepared.item.notes])
     begin = time.perf_counter()
-    value = run.run()
+    try:
+        value = run.run()
+    finally:
+        prepared.let_go(len(run.shared))
     report.run_seconds = time.perf_counter() - begin
     report.length = stream.batch.length
     report.chunks = -(-report.length // prepared.plan.chunk_size)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .facts import ItemFacts
-from .planner import CHUNK_SECONDS, LONG_SECONDS, MAX_WIDTH, Resources, Way, may_hang, may_interleave
+from .planner import CHUNK_SECONDS, LONG_SECONDS, MAX_WIDTH, Resources, Way, may_hang, may_interleave, parts_of
 from .result import duration
 
 if TYPE_CHECKING:
@@ -102,12 +102,11 @@ class Tuning:
         if self.measured:
             ways = ", ".join(f"{way_text(w)} {duration(each * self.length)}" for w, each in self.finite().items())
             lines.append(f"measured: {ways}; the fastest runs")
-        way = self.untried()
-        if way is None:
-            return lines
-        if self._seconds > TRIED_WHOLE_SECONDS or self.best not in self.measured:
+        long = self.best.chunk_size is not None or self._seconds > TRIED_WHOLE_SECONDS
+        way = self.untried(self.best.chunk_size if long else None)
+        if way is not None and long:
             lines.append(f"a long run gives some of its first chunks to other ways, such as {way_text(way)}")
-        elif self._seconds >= WORTH_SECONDS:
+        elif way is not None and self._seconds >= WORTH_SECONDS:
             lines.append(f"a later call will try {way_text(way)}, when that has been earned")
         return lines
 
@@ -172,9 +171,10 @@ class Tuning:
             everything = math.ceil(chunk / self._parts(best.strategy))
             if facts.has_while:
                 yield replace(best, width=1)  # a few very slow items among many: none should wait for them
-            if best.width is not None:
-                yield replace(best, width=4 * best.width if 4 * best.width < everything else None)
-            narrower = min(everything // 4, MAX_WIDTH) if best.width is None else best.width // 4
+            width = best.width if best.width is not None and best.width < everything else None
+            if width is not None:
+                yield replace(best, width=4 * width if 4 * width < everything else None)
+            narrower = min(everything // 4, MAX_WIDTH) if width is None else width // 4
             if narrower:
                 yield replace(best, width=narrower)
         if may_interleave(best.strategy, self._parts(best.strategy), self.resources) and facts.has_while:
@@ -195,7 +195,7 @@ class Tuning:
         return "thread" if self.resources.cores > 1 and self.resources.platform == "cpu" else ""
 
     def _parts(self, strategy: str) -> int:
-        return {"shard_map": self.resources.devices, "thread": self.resources.cores}.get(strategy, 1)
+        return parts_of(strategy, self.length, self.resources)
 
 
 # -------------------------------------------------------------------- remembered, in memory and in a file
