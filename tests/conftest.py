@@ -25,6 +25,11 @@ def pytest_addoption(parser) -> None:
     parser.addoption(
         "--update-snapshots", action="store_true", help="write tests/render/snapshots anew from what is rendered now"
     )
+    parser.addoption(
+        "--shared-processes",
+        action="store_true",
+        help="let the examples of the error index share processes: less thorough, a third of the time",
+    )
 
 
 def pytest_report_header() -> str:

@@ -74,22 +74,68 @@ def snippet_environment(devices: int, env: dict[str, str] | None = None) -> dict
     return {**full, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", **(env or {})}
 
 
+def run_jobs(
+    script: str,
+    jobs: list[dict[str, Any]],
+    *,
+    devices: int = 1,
+    env: dict[str, str] | None = None,
+    timeout: float = 300,
+) -> dict[str, Any]:
+    """Run jobs one after another in one process of `script`: {key: what it writes of that job}.
+
+    A job that ends the process, or takes longer than `timeout` seconds, gets {"outcome": "died", "stderr": …}; those
+    after it go on in another process.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path, output = Path(folder, "jobs.json"), Path(folder, "results.json")
+        path.write_text(json.dumps(jobs), encoding="utf-8")
+        try:
+            stderr = subprocess.run(
+                [sys.executable, str(HERE / script), str(path), str(output)],
+                env=snippet_environment(devices, env),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                cwd=folder,
+            ).stderr
+        except subprocess.TimeoutExpired:
+            stderr = f"took longer than {timeout} s"
+        results = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
+    left = [job for job in jobs if job["key"] not in results]
+    if left:
+        results[left[0]["key"]] = {
+            "outcome": "died",
+            "type": None,
+            "message": "",
+            "explanation": None,
+            "stderr": stderr[-2000:],
+        }
+        if left[1:]:
+            results.update(run_jobs(script, left[1:], devices=devices, env=env, timeout=timeout))
+    return results
+
+
 class Ahead:
     """Runs the work of the tests that pytest selected, a few at a time, ahead of the tests themselves."""
 
     def __init__(self, items: Iterable[Any], function: str, run: Callable[[str], Any]):
         self.pool = ThreadPoolExecutor(AT_A_TIME)
-        self.futures: dict[str, Future[Any]] = {}
-        for item in items:
-            if getattr(item, "originalname", None) == function:
-                key = next(iter(item.callspec.params.values()))
-                self.futures[key] = self.pool.submit(run, key)
+        self.futures: dict[str, Future[Any]] = {key: self.pool.submit(run, key) for key in selected(items, function)}
 
     def result(self, key: str) -> Any:
         return self.futures[key].result()
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
+
+
+def selected(items: Iterable[Any], function: str) -> list[str]:
+    """The parameters with which pytest is going to call a test function of one parameter."""
+    return [
+        next(iter(item.callspec.params.values())) for item in items if getattr(item, "originalname", None) == function
+    ]
 
 
 def run_case(name: str) -> dict[str, Any]:

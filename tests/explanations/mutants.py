@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-import json
 import keyword
 import re
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
-
-from explanations.harness import HERE, snippet_environment
 
 SMALLEST = 4  # smaller numbers are axes, ranks and counts of arguments as often as sizes
 LARGEST = 5000
@@ -132,18 +125,3 @@ def same_failure(one: dict[str, Any], other: dict[str, Any]) -> bool:
     half = len(words) // 2
     alike = sum(a == b or not a or not b for a, b in zip(words[:half], words[half:]))
     return one["type"] is not None and one["type"] == other["type"] and alike >= half - 1
-
-
-def run_many(jobs: list[dict[str, Any]], devices: int, timeout: float = 300) -> dict[str, Any]:
-    """Run snippets one after another in one process and explain each: {key: {"type", "message", "explanation"}}."""
-    with tempfile.TemporaryDirectory() as folder:
-        path, output = Path(folder, "jobs.json"), Path(folder, "results.json")
-        path.write_text(json.dumps(jobs), encoding="utf-8")
-        subprocess.run(
-            [sys.executable, str(HERE / "run_many.py"), str(path), str(output)],
-            env=snippet_environment(devices),
-            capture_output=True,
-            timeout=timeout,
-            cwd=folder,
-        )
-        return json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}

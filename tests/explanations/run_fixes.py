@@ -20,11 +20,12 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import textwrap
 import traceback
 import warnings
 from functools import partial
+
+from run_many import kept_settings
 
 LONGEST = 20  # seconds for one fix
 
@@ -35,7 +36,7 @@ def main(jobs_path: str, output_path: str) -> None:
     shell = start_shell()
     results = {}
     for job in jobs:
-        with contextlib.redirect_stdout(io.StringIO()), kept_state(shell):
+        with contextlib.redirect_stdout(io.StringIO()), kept_state():
             results[job["key"]] = run_job(shell, job)
         with open(output_path, "w", encoding="utf-8") as file:  # a job may end the process
             json.dump(results, file)
@@ -56,27 +57,16 @@ def start_shell():
 
 
 @contextlib.contextmanager
-def kept_state(shell):
+def kept_state():
     import jax
 
     from jaxpar_magic import devices
 
-    environment, folder = dict(os.environ), os.getcwd()
-    settings, count = dict(jax.config.values), number_of_devices()
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as here:
-        os.chdir(here)
-        with open("data.txt", "w", encoding="utf-8") as file:
-            file.write("1 2\n3 4\n")  # what some pages read
+    count = number_of_devices()
+    with warnings.catch_warnings(), kept_settings():
         try:
             yield
         finally:
-            os.chdir(folder)
-            os.environ.clear()
-            os.environ.update(environment)
-            for name, value in settings.items():
-                if jax.config.values.get(name) != value and name != "jax_num_cpu_devices":
-                    with contextlib.suppress(Exception):
-                        jax.config.update(name, value)
             if count is not None and number_of_devices() != count:
                 devices(count)
             jax.clear_caches()

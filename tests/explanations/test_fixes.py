@@ -8,16 +8,12 @@ ones those are is a table here, so that none joins them unseen.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-from explanations.harness import AT_A_TIME, HERE, snippet_environment
+from explanations.harness import AT_A_TIME, run_jobs
 
 from jaxpar_magic import _jax
 from jaxpar_magic.explanations import pages
@@ -77,25 +73,8 @@ def _batches() -> list[tuple[int, dict[str, str], list[dict[str, Any]]]]:
 
 def _run(batch: tuple[int, dict[str, str], list[dict[str, Any]]]) -> dict[str, Any]:
     devices, env, jobs = batch
-    with tempfile.TemporaryDirectory() as folder:
-        path, output = Path(folder, "jobs.json"), Path(folder, "results.json")
-        path.write_text(json.dumps(jobs), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, str(HERE / "run_fixes.py"), str(path), str(output)],
-            env=snippet_environment(devices, env),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            cwd=folder,
-        )
-        results = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
-    left = [job for job in jobs if job["key"] not in results]
-    if left:  # the process ended with one of them: go on after it
-        results[left[0]["key"]] = {"outcome": "died", "error": done.stderr[-1000:], "fixes": []}
-        if left[1:]:
-            results.update(_run((devices, env, left[1:])))
-    return results
+    results = run_jobs("run_fixes.py", jobs, devices=devices, env=env)
+    return {key: {"fixes": [], **result} for key, result in results.items()}
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
-from explanations.harness import HERE, snippet_environment
+from explanations.harness import HERE, run_jobs
 
 from jaxpar_magic.explanations import explain
 
@@ -64,19 +60,7 @@ def outcomes():
     results = {}
     for devices in sorted({CASES[name]["devices"] for name in LIVE}):
         jobs = [{"key": name, "source": CASES[name]["source"]} for name in LIVE if CASES[name]["devices"] == devices]
-        with tempfile.TemporaryDirectory() as folder:
-            asked, answered = Path(folder, "jobs.json"), Path(folder, "results.json")
-            asked.write_text(json.dumps(jobs), encoding="utf-8")
-            done = subprocess.run(
-                [sys.executable, str(HERE / "run_many.py"), str(asked), str(answered)],
-                env=snippet_environment(devices),
-                capture_output=True,
-                text=True,
-                timeout=900,
-                cwd=folder,
-            )
-            assert answered.exists(), done.stderr[-2000:]
-            results.update(json.loads(answered.read_text(encoding="utf-8")))
+        results.update(run_jobs("run_many.py", jobs, devices=devices, timeout=900))
     return results
 
 
@@ -85,6 +69,7 @@ def outcomes():
 def test_live(name, outcomes):
     """Really run it on this JAX: the right code. A version that does not fail says nothing."""
     case, result = CASES[name], outcomes[name]
+    assert result.get("outcome") != "died", result
     if result["type"] is None or importlib.metadata.version("jax") in case.get("not_on", ()):
         pytest.skip("this version of JAX does not fail here")
     explanation = result["explanation"]

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import textwrap
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from explanations.harness import Ahead, expected_codes, run_snippet
+from explanations.harness import AT_A_TIME, Ahead, expected_codes, run_jobs, run_snippet, selected
 
 from jaxpar_magic import _jax
 from jaxpar_magic.explanations import explain, pages
+from jaxpar_magic.explanations.explanation import Fix
 from jaxpar_magic.explanations.registry import rules
 from jaxpar_magic.render import html, text
+
+EXAMPLES_PER_PROCESS = 40  # where they share processes
 
 SLUGS = {rule.code: rule.slug for rule in rules()}
 
@@ -70,6 +77,52 @@ def _run(key: str):
     return run_snippet(example.source, devices=example.devices, env=dict(example.env or {}))
 
 
+class Together:
+    """Examples that share processes, a few at a time, ahead of the tests."""
+
+    def __init__(self, items, function: str):
+        groups: dict[tuple, list[dict]] = defaultdict(list)
+        for key in selected(items, function):
+            example = _example(key)
+            if example.applies_to(_jax.jax_version()) and not example.aborts:
+                job = {"key": key, "source": example.source}
+                groups[example.devices, tuple(sorted((example.env or {}).items()))].append(job)
+        self.pool = ThreadPoolExecutor(AT_A_TIME)
+        self.futures = {}
+        for (devices, env), jobs in groups.items():
+            for start in range(0, len(jobs), EXAMPLES_PER_PROCESS):
+                part = jobs[start : start + EXAMPLES_PER_PROCESS]
+                future = self.pool.submit(run_jobs, "run_many.py", part, devices=devices, env=dict(env))
+                self.futures.update({job["key"]: future for job in part})
+
+    def result(self, key: str):
+        """As of a process of its own; None if this process does not tell, so that the example needs one."""
+        if key not in self.futures:
+            return None
+        found = self.futures[key].result()[key]
+        outcome = "ran" if found["type"] is None else "raised"
+        return {
+            "outcome": outcome,
+            "stderr": "",
+            **found,
+            "warnings": [{"explanation": explanation} for explanation in found.get("warnings", ())],
+        }
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+
+def _check(check: Callable[[str, Any], None], key: str, runs: Ahead | Together) -> None:
+    """With processes that examples share, what one of them left may disturb another: that one is tried alone."""
+    if isinstance(runs, Together):
+        try:
+            check(key, runs.result(key))
+        except AssertionError:
+            check(key, _run(key))
+        return
+    check(key, runs.result(key))
+
+
 def assert_fix_can_be_used(fix) -> None:
     """A fix is Python that compiles (also as the body of a function), or magics or shell commands."""
     lines = [line for line in fix.code.split("\n") if not line.lstrip().startswith(("%", "!"))]
@@ -80,27 +133,41 @@ def assert_fix_can_be_used(fix) -> None:
         compile("async def _():\n" + textwrap.indent(source or "pass", "    "), "fix", "exec")
 
 
+def _runs(request, function: str):
+    if request.config.getoption("--shared-processes"):
+        return Together(request.session.items, function)
+    return Ahead(request.session.items, function, _run)
+
+
 @pytest.fixture(scope="module")
 def broken(request):
-    runs = Ahead(request.session.items, "test_broken_example", _run)
+    runs = _runs(request, "test_broken_example")
     yield runs
     runs.close()
 
 
 @pytest.fixture(scope="module")
 def fixed(request):
-    runs = Ahead(request.session.items, "test_fixed_example", _run)
+    runs = _runs(request, "test_fixed_example")
     yield runs
     runs.close()
+
+
+def _skip_on_other_versions(key: str) -> None:
+    if not _example(key).applies_to(_jax.jax_version()):
+        pytest.skip(f"other versions of JAX: {_example(key).versions}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", _numbered("broken"))
 def test_broken_example(key, broken):
-    result = broken.result(key)
+    _skip_on_other_versions(key)
+    _check(assert_explained_by_its_code, key, broken)
+
+
+def assert_explained_by_its_code(key, result):
     example, code = _example(key), key.split("-")[0]
-    if result is None:
-        pytest.skip(f"other versions of JAX: {example.versions}")
+    assert result is not None
     if example.aborts:
         explanation = explain(result["stderr"])
         assert result["outcome"] == "died" and explanation is not None and explanation.code == code
@@ -115,19 +182,16 @@ def test_broken_example(key, broken):
     assert [e["code"] for e in explanations][:1] == [code], explanations[0]["card"] if explanations else result
     assert 1 <= len(explanations[0]["fixes"]) <= 3
     for fix in explanations[0]["fixes"]:
-        assert_fix_can_be_used(pages_fix(fix))
-
-
-def pages_fix(fix):
-    from jaxpar_magic.explanations.explanation import Fix
-
-    return Fix(**fix)
+        assert_fix_can_be_used(Fix(**fix))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", _numbered("fixed"))
 def test_fixed_example(key, fixed):
-    result = fixed.result(key)
-    if result is None:
-        pytest.skip(f"other versions of JAX: {_example(key).versions}")
+    _skip_on_other_versions(key)
+    _check(assert_ran, key, fixed)
+
+
+def assert_ran(key, result):
+    assert result is not None
     assert result["outcome"] == "ran", f"{result.get('type')}: {result.get('message')}\n{result['stderr'][-2000:]}"

@@ -9,14 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from zlib import crc32
 
 import pytest
-from explanations.harness import AT_A_TIME, corpus, expected_codes
+from explanations.harness import AT_A_TIME, corpus, expected_codes, run_jobs
 from explanations.mutants import (
     nested,
     new_names,
     new_sizes,
     renamed,
     resized,
-    run_many,
     same_failure,
     with_names,
     with_sizes,
@@ -96,7 +95,7 @@ def live():
         for change, make in {"original": lambda text: text, **CHANGES}.items():
             jobs.append({"key": json.dumps([name, change]), "source": make(source)})
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        parts = pool.map(lambda devices: run_many(groups[devices], devices), groups)
+        parts = pool.map(lambda devices: run_jobs("run_many.py", groups[devices], devices=devices), groups)
         found: dict[str, dict] = defaultdict(dict)
         for part in parts:
             for key, result in part.items():

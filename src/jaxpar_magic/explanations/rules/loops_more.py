@@ -10,7 +10,7 @@ from ..context import Call, Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import array_type, counted, listed, sizes
-from ._lines import rewritten
+from ._lines import rewritten, shape_of, written_shape
 
 _POSITIONS = {
     "scan": ("f", "init", "xs", "length"),
@@ -21,6 +21,9 @@ _POSITIONS = {
     "switch": ("index", "branches"),
     "associative_scan": ("fn", "elems"),
 }
+_EQUALLY_LONG = (
+    "In step i scan hands item i (along axis 0) of every input to the function, so all inputs must be equally long."
+)
 
 
 def argument(call: Call | None, name: str) -> str | None:
@@ -103,29 +106,50 @@ def scan_lengths_differ(failure: Failure) -> Finding | None:
         ]
         facts: dict[str, object] = {"lengths": lengths}
     elif given:
-        length, lengths = int(given.group(1)), sizes(given.group(2))
-        what = f"scan was told length={length}, but its inputs have {listed([str(n) for n in lengths])} items."
-        longer = all(n > length for n in lengths)
-        code = f"jax.tree.map(lambda a: a[:{length}], {xs or 'xs'})"
-        without = re.sub(r",\s*length\s*=\s*[^,()]+", "", call.source) if call is not None else ""
-        fixes = [
-            Fix(
-                "Leave length away: it follows from the inputs",
-                (failure.rewrite(call.source, without) if call is not None and without != call.source else None)
-                or "jax.lax.scan(lambda carry, x: (carry + x, carry), 0.0, jax.numpy.ones(3))  # step, start, inputs",
-            )
-        ]
-        if longer:
-            fixes.append(Fix(f"Or scan the first {length} items", replaced(failure, call, xs, code) or code))
-        facts = {"length": length, "lengths": lengths}
+        return _length_disagrees(failure, call, int(given.group(1)), sizes(given.group(2)))
     else:
         return None
     return Finding(
         what=what,
-        why="In step i scan hands item i (along axis 0) of every input to the function, so all inputs must be equally "
-        "long.",
+        why=_EQUALLY_LONG,
         fixes=fixes,
         facts=facts,
+    )
+
+
+@rule("JPX0712", "scan-lengths-differ", types=("AssertionError",))
+def scan_length_asserted(failure: Failure) -> Finding | None:
+    """JAX 0.8 checks a given length by an assertion without words: the user's line has to tell."""
+    call = failure.call("scan")
+    length, xs = argument(call, "length"), argument(call, "xs")
+    if failure.message or not failure.from_jax or call is None or length is None or xs is None:
+        return None
+    variable = failure.variable(length)
+    value = variable.value if variable is not None else length
+    shape = shape_of(failure, xs) or written_shape(xs)
+    if not shape or value is None or not value.isdigit() or int(value) == shape[0]:
+        return None
+    return _length_disagrees(failure, call, int(value), shape[:1])
+
+
+def _length_disagrees(failure: Failure, call: Call | None, length: int, lengths: tuple[int, ...]) -> Finding:
+    xs = argument(call, "xs")
+    code = f"jax.tree.map(lambda a: a[:{length}], {xs or 'xs'})"
+    without = re.sub(r",\s*length\s*=\s*[^,()]+", "", call.source) if call is not None else ""
+    fixes = [
+        Fix(
+            "Leave length away: it follows from the inputs",
+            (failure.rewrite(call.source, without) if call is not None and without != call.source else None)
+            or "jax.lax.scan(lambda carry, x: (carry + x, carry), 0.0, jax.numpy.ones(3))  # step, start, inputs",
+        )
+    ]
+    if all(n > length for n in lengths):
+        fixes.append(Fix(f"Or scan the first {length} items", replaced(failure, call, xs, code) or code))
+    return Finding(
+        what=f"scan was told length={length}, but its inputs have {listed([str(n) for n in lengths])} items.",
+        why=_EQUALLY_LONG,
+        fixes=fixes,
+        facts={"length": length, "lengths": lengths},
     )
 
 
