@@ -26,11 +26,12 @@ ALLOWED = {
     "machine": {"errors"},
     "document": {"render"},  # only to show itself, when it is shown
     **dict.fromkeys(FEATURES, BASE),
+    "cluster": BASE | {"mapping"},
     "render": {"document"},
-    "magics": BASE | FEATURES | {"render"},
-    **{door: BASE | FEATURES | {"render", "magics"} for door in DOORS},
+    "magics": BASE | FEATURES | {"cluster", "render"},
+    **{door: BASE | FEATURES | {"cluster", "render", "magics"} for door in DOORS},
 }
-HEAVY = {"jax", "jaxlib", "numpy", "rich"}
+HEAVY = {"jax", "jaxlib", "numpy", "rich", "ipyparallel", "psutil"}
 PUBLIC_ALL_THE_SAME = {"_getframe", "_asdict", "_fields", "_replace", "_repr_mimebundle_", "_render_traceback_", "_jax"}
 IPYTHON = {"IPython", "ipykernel", "jupyter_client", "ipywidgets"}
 
@@ -78,6 +79,8 @@ def wrong_imports(name: str, tree: ast.Module, known: set[str], *, is_package: b
         where = f"{name}:{found.line} imports {found.module}"
         if top in IPYTHON and room != "magics":
             wrong.append(f"{where}: only magics may")
+        if top == "ipyparallel" and room != "cluster":
+            wrong.append(f"{where}: only cluster may")
         if top == PACKAGE and found.module in known:
             target = room_of(found.module)
             if target != room and target not in ALLOWED[room] and target:
@@ -158,7 +161,7 @@ def test_what_loading_and_the_features_import_is_light():
     """Only modules that are reached when a map runs, or text is rendered, import heavy packages at once."""
     early = imported_with(
         *(name for name in MODULES if room_of(name) in {"magics", *DOORS, *BASE}),
-        *(f"{PACKAGE}.{feature}" for feature in FEATURES),
+        *(f"{PACKAGE}.{feature}" for feature in [*FEATURES, "cluster"]),
     )
     assert f"{PACKAGE}.errors" in early
     heavy = [
@@ -196,6 +199,7 @@ from ..mapping.inputs import Batch
 from .. import explanations
 from ..errors import InputError
 from . import state
+import ipyparallel
 if TYPE_CHECKING:
     import rich
 def later():
@@ -226,6 +230,7 @@ def test_a_bad_module_is_found():
         "imports jaxpar_magic.render.text: backend may not import render",
         "imports jaxpar_magic.mapping.inputs: backend may not import mapping",
         "imports jaxpar_magic.explanations: backend may not import explanations",
+        "imports ipyparallel: only cluster may",
         "imports jaxpar_magic.magics: backend may not import magics",
         "imports jaxpar_magic.magics.cell: backend may not import magics",
     ]

@@ -69,6 +69,10 @@ class WorkerError(JaxparError, RuntimeError):
     """A worker process ended or could not do its part (killed, out of memory, not picklable)."""
 
 
+class ClusterError(JaxparError, RuntimeError):
+    """A cluster cannot be started, reached or used as asked (missing launcher, engines that differ or are gone)."""
+
+
 class RemoteTraceback(Exception):
     """The traceback of a worker process, as the `__cause__` of the exception that it sent."""
 

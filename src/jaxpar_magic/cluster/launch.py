@@ -1,0 +1,296 @@
+"""Controller and engines started by ipyparallel's launchers, in a private folder, and given up in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from ..errors import ClusterError, did_you_mean
+from .ending import Remains
+
+LOOPBACK = "127.0.0.1"
+# Those of ipyparallel; others may be installed beside them.
+LAUNCHERS = ("local", "mpi", "slurm", "ssh", "pbs", "sge", "lsf", "htcondor")
+_LOCAL = ("local", "mpi")  # their processes run here, or end with one that does
+_LAUNCHERS_GROUP = "ipyparallel.engine_launchers"
+_TIMEOUT, _QUEUE_TIMEOUT = 60.0, 600.0
+_TICK = 0.05
+_QUOTED_LINES = 12
+_log = logging.getLogger(__name__)  # what launchers have to say; errors quote what matters of it
+_log.addHandler(logging.NullHandler())
+_log.propagate = False
+
+# A heartbeat each half second finds a dead engine soon; 60 missed ones are half a minute for a busy machine. Without
+# a database the controller does not keep what passes through it.
+_CONTROLLER = (
+    "--HeartMonitor.period=500",
+    "--HeartMonitor.max_heartmonitor_misses=60",
+    "--IPController.db_class=nodb",
+)
+
+
+def ipython_folder() -> Path:
+    return Path(os.environ.get("IPYTHONDIR") or Path.home() / ".ipython")
+
+
+def own_folders() -> Path:
+    """Where each of our clusters has a folder."""
+    return ipython_folder() / "jaxpar_magic"
+
+
+def profile_folder(profile: str) -> Path:
+    """The folder of an IPython profile. Raises ClusterError if there is none of that name."""
+    folder = ipython_folder() / f"profile_{profile}"
+    if not folder.is_dir():
+        known = sorted(path.name.removeprefix("profile_") for path in ipython_folder().glob("profile_*"))
+        raise ClusterError(
+            f"profile={profile!r}: there is no such profile in {ipython_folder()}.{did_you_mean(profile, known)}",
+            next_step=f"ipython profile create {profile} --parallel",
+            argument="profile",
+        )
+    return folder
+
+
+def shared_folder() -> str:
+    """A new private folder in shared memory, or among temporary files where the system has none."""
+    return tempfile.mkdtemp(prefix="jaxpar-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+
+
+def find(profile: str | None, file: str | os.PathLike[str] | None) -> Path:
+    """The connection file of a cluster that runs, as far as files tell.
+
+    Raises
+    ------
+    ClusterError
+        There is none, or more than one to choose from.
+    """
+    if file is not None:
+        return _connection_file(Path(file).expanduser())
+    if profile is not None:
+        folders = [profile_folder(profile)]
+    else:
+        folders = [*sorted(own_folders().glob("cluster-*")), ipython_folder() / "profile_default"]
+    found = [path for folder in folders for path in sorted(folder.glob("security/ipcontroller*-client.json"))]
+    if not found:
+        where = f"profile {profile}" if profile is not None else "your other notebooks or the profile default"
+        raise ClusterError(f"no cluster of {where} is running.", next_step="%jaxcluster start")
+    if len(found) > 1:
+        listed = "\n".join(f"    {path}" for path in found)
+        raise ClusterError(
+            f"{len(found)} clusters are running:\n{listed}",
+            next_step="%jaxcluster connect --file with one of these.",
+            argument="file",
+        )
+    return found[0]
+
+
+def _connection_file(path: Path) -> Path:
+    """The client's connection file that belongs to a cluster file; others as they are."""
+    if not path.is_file():
+        raise ClusterError(f"file={str(path)!r}: there is no such file.", argument="file")
+    if path.name.startswith("cluster-"):
+        return path.with_name(f"ipcontroller-{path.stem.removeprefix('cluster-')}-client.json".replace("--", "-"))
+    return path
+
+
+def encrypts() -> bool:
+    """Whether ZeroMQ was built with CurveZMQ."""
+    import zmq
+
+    return bool(zmq.has("curve"))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to be started.
+
+    Attributes
+    ----------
+    engines: how many.
+    launcher: its name, one of LAUNCHERS or one that is installed.
+    profile: the IPython profile whose settings launchers follow, or None.
+    address: where the controller listens.
+    timeout: seconds until all engines must be there.
+    """
+
+    engines: int
+    launcher: str
+    profile: str | None
+    address: str
+    timeout: float
+
+    @classmethod
+    def of(
+        cls, engines: int, launcher: str | None, profile: str | None, address: str | None, timeout: float | None
+    ) -> Launch:
+        """A launch with what was left out filled in. Raises ClusterError for an unknown launcher."""
+        launcher = (launcher or "local").lower()
+        known = sorted({*LAUNCHERS, *(found.name.lower() for found in entry_points(group=_LAUNCHERS_GROUP))})
+        if launcher not in known:
+            raise ClusterError(
+                f"launcher={launcher!r}: not one of {', '.join(known)}.{did_you_mean(launcher, known)}",
+                argument="launcher",
+            )
+        default = _TIMEOUT if launcher in _LOCAL else _QUEUE_TIMEOUT
+        return cls(engines, launcher, profile, address or LOOPBACK, default if timeout is None else timeout)
+
+
+class Launcher:
+    """ipyparallel's cluster object, and the thread in which its coroutines run.
+
+    The thread's loop stays: launchers watch their processes in it.
+    """
+
+    def __init__(self, launch: Launch):
+        from ipyparallel import Cluster
+        from traitlets.config import Config
+
+        if launch.profile is None:
+            own_folders().mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = tempfile.mkdtemp(prefix="cluster-", dir=own_folders())  # for this user's eyes only
+        else:
+            folder = str(profile_folder(launch.profile))
+        self.launch = launch
+        # `config` keeps IPython's shell from becoming the parent: it would print what is logged.
+        config = Config()
+        config.LocalEngineSetLauncher.delay = 0.0
+        if launch.profile is None:
+            for name in ("Slurm", "PBS", "SGE", "LSF", "HTCondor"):  # else the script lies in the user's folder
+                config[f"{name}EngineSetLauncher"].batch_file_name = os.path.join(folder, "batch_script")
+        self._cluster = Cluster(
+            profile_dir=folder,
+            engines=launch.launcher,
+            controller_ip=launch.address,
+            controller_args=[*_CONTROLLER, f"--IPController.enable_curve={encrypts()}"],
+            delay=0,
+            log=_log,
+            config=config,
+            shutdown_atexit=False,
+        )
+        self.remains = Remains(
+            cluster_id=self._cluster.cluster_id,
+            folder=folder,
+            own_folder=launch.profile is None,
+            by_launcher=launch.launcher not in _LOCAL,
+            shared=shared_folder(),
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="jaxpar cluster launcher", daemon=True)
+        self._thread.start()
+
+    def start(self) -> Any:
+        """Start the controller and the engines; the client, connected, once all engines are there.
+
+        Raises
+        ------
+        ClusterError
+            The launcher is missing, a process ended, or it takes too long.
+        """
+        deadline = time.monotonic() + self.launch.timeout
+        self._run(self._cluster.start_controller(), deadline, "the controller")
+        before: list[int] = []
+        engines = self._begin(self.launch.engines, deadline)
+        client = self.connect(deadline)
+        try:
+            self._wait(client, before, self.launch.engines, engines, deadline)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def start_engines(self, client: Any, count: int) -> list[int]:
+        """Start more engines; their ids, once they are there. Raises like `start`."""
+        deadline = time.monotonic() + self.launch.timeout
+        before = client.ids
+        return self._wait(client, before, count, self._begin(count, deadline), deadline)
+
+    def connect(self, deadline: float) -> Any:
+        """A new client of the cluster."""
+        info = self._run(self._cluster.controller.get_connection_info(), deadline, "the controller")
+        return connected(info["client"], deadline - time.monotonic())
+
+    def close(self) -> None:
+        """Let go of all. (Processes are ended by `ending.end`.)"""
+        self._cluster.cluster_file = ""  # else it is written again when the processes have ended
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _begin(self, count: int, deadline: float) -> Any:
+        name = self._run(self._cluster.start_engines(count), deadline, f"engines ({self.launch.launcher})")
+        return self._cluster.engines[name]
+
+    def _run(self, coroutine: Any, deadline: float, what: str) -> Any:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except FileNotFoundError as error:
+            raise ClusterError(
+                f"{what}: the program {error.filename!r} is not to be found on this machine.",
+                next_step=f"install it, or use another launcher: {', '.join(LAUNCHERS)}.",
+                argument="engines",
+            ) from None
+        except TimeoutError:
+            future.cancel()
+            raise self._late(what) from None
+        except Exception as error:  # whatever a launcher raises
+            log = self._output(self._cluster.controller)
+            raise ClusterError(f"{what} could not be started: {_said(error)}{log}") from error
+
+    def _wait(self, client: Any, before: list[int], count: int, engines: Any, deadline: float) -> list[int]:
+        while True:
+            new = [i for i in client.ids if i not in before]
+            if len(new) >= count:
+                return new
+            running = len(engines.launchers) if hasattr(engines, "launchers") else count
+            if engines.state == "after" or running < count:
+                raise ClusterError(
+                    f"{max(1, count - running)} of {count} engines ended while starting.{self._output(engines)}"
+                )
+            if time.monotonic() > deadline:
+                raise self._late(f"{count - len(new)} of {count} engines", engines)
+            time.sleep(_TICK)
+
+    def _late(self, what: str, launcher: Any = None) -> ClusterError:
+        far = self.launch.launcher not in _LOCAL and self.launch.address == LOOPBACK
+        return ClusterError(
+            f"{what} did not start within {self.launch.timeout:g} s.{self._output(launcher)}",
+            next_step=(
+                f"engines on other machines cannot reach {LOOPBACK}: give an address of this machine (--address)."
+                if far
+                else "a larger timeout (--timeout), if the machine or the queue is busy."
+            ),
+            argument="timeout",
+        )
+
+    def _output(self, launcher: Any) -> str:
+        """The end of what a process wrote, to be quoted in an error."""
+        text = ""
+        with contextlib.suppress(Exception):  # some launchers keep none
+            text = (launcher or self._cluster.controller).get_output()
+        lines = [line for line in text.splitlines() if line.strip()][-_QUOTED_LINES:]
+        return "\n".join(["", "Its log ends with:", *(f"    {line}" for line in lines)]) if lines else ""
+
+
+def connected(source: Any, timeout: float) -> Any:
+    """An ipyparallel client of what `source` tells, a file's path or its content. Raises OSError or TimeoutError."""
+    from ipyparallel import Client
+
+    class QuietClient(Client):
+        def activate(self, *args: Any, **kwargs: Any) -> Any:
+            """Not by itself: it would put magics (`%px`) into the user's shell."""
+
+    return QuietClient(source, timeout=max(1.0, timeout))
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
