@@ -58,7 +58,9 @@ class Collector:
             arrays = [np.zeros((self.length, *o.shape), o.dtype) for o in self.outputs]
         if kept is not None:
             arrays = [np.asarray(a)[np.asarray(kept, dtype=np.int64)] for a in arrays]
-        return [a if isinstance(a, jax.Array) else jax.device_put(a) for a in arrays]
+        if all(isinstance(a, jax.Array) for a in arrays):
+            return list(arrays)
+        return jax.device_put(list(arrays))  # in one call
 
     def discard(self) -> None:
         """Nothing to remove: what a stopped map keeps is the runner's to say."""

@@ -310,8 +310,8 @@ def make_batch(
         raise OptionError(
             f"function: {function_name(function)} is an async function, which a map cannot await.", argument="function"
         )
-    parameters = _parameters(function)
-    names = input_names(function, len(inputs))
+    parameters = _parameters(function)  # once: it takes as long as the rest of this
+    names = [_parameter_name(parameters, i) for i in range(len(inputs))]
     _check_names(parameters, names, named, static, function)
     axes = _axes_by_argument(in_axes, names, list(named), inputs)
     arguments = [
@@ -325,7 +325,7 @@ def make_batch(
     if key is not None:
         arguments.append(_key_argument(key, range(first, first + length), parameters, names, named, function))
     batch = Batch(length, arguments)
-    return _spread_if_needed(function, batch)
+    return _spread_if_needed(function, parameters, batch)
 
 
 def _parameters(function: Callable) -> inspect.Signature | None:
@@ -628,9 +628,8 @@ def _key_argument(
     return Argument(name, keyword, "tree", [_make_leaf(name, keys, True)], jax.tree_util.tree_structure(0))
 
 
-def _spread_if_needed(function: Callable, batch: Batch) -> Batch:
+def _spread_if_needed(function: Callable, signature: inspect.Signature | None, batch: Batch) -> Batch:
     """`Pool.starmap` without asking: only where the call would otherwise be a TypeError."""
-    signature = _parameters(function)
     positional = [a for a in batch.arguments if not a.keyword]
     if signature is None or not positional or batch.length == 0:
         return batch
