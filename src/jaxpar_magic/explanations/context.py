@@ -529,6 +529,7 @@ def _remote_traceback(exception: BaseException) -> str | None:
 
 def _traceback(exception: BaseException, name_file: Any) -> tuple[tuple[Frame, ...], dict[str, Variable]]:
     frames: list[Frame] = []
+    read: dict[Any, Frame] = {}  # a recursion passes the same line hundreds of times
     innermost = None
     called = None
     for tb in itertools.islice(_walk(exception.__traceback__), _MOST_FRAMES):
@@ -536,7 +537,10 @@ def _traceback(exception: BaseException, name_file: Any) -> tuple[tuple[Frame, .
         package = package_of(code.co_filename)
         if package == "user":
             innermost, called = tb, None
-            frames.append(_user_frame(tb, name_file))
+            line = (code, tb.tb_lineno, tb.tb_lasti)
+            if line not in read:
+                read[line] = _user_frame(tb, name_file)
+            frames.append(read[line])
         else:
             if called is None and innermost is not None and package not in ("own", "stdlib"):
                 called = tb
@@ -670,29 +674,31 @@ def _definitions(exception: BaseException, frames: Sequence[Frame]) -> dict[str,
         # a notebook: the definition is often in another cell; IPython keeps their sources here
         cells = [file for file in list(linecache.cache) if re.search(_CELL_FILE, file)]
         sources += ["".join(linecache.getlines(file)) for file in reversed(cells[-50:])]
+    cells_define = [_guarded(partial(_definitions_in, source), {}) for source in sources]
     found: dict[str, str] = {}
     names = [call.function for call in innermost.calls if call.function.isidentifier()]
     names += [innermost.function, *re.findall(r"(?<![\w.])[A-Za-z_]\w*", innermost.segment or "")]
     for name in list(dict.fromkeys(names))[:12]:
-        for source in sources:
-            definition = _guarded(partial(_definition, source, name), None)
-            if definition is not None:
-                found[name] = definition
-                break
+        definition = next((defined[name] for defined in cells_define if name in defined), None)
+        if definition is not None:
+            found[name] = definition
     return found
 
 
-def _definition(source: str, name: str) -> str | None:
-    """The last statement in `source` that binds `name` by an assignment or a decorated `def` or `class`."""
-    last = None
+@lru_cache(maxsize=256)  # the cells of a session are read once, not at each card
+def _definitions_in(source: str) -> dict[str, str]:
+    """For each name that `source` binds by an assignment or a decorated `def` or `class`: the last such statement."""
+    last: dict[str, ast.stmt] = {}
     for node in ast.walk(_parsed(source)):
-        targets = node.targets if isinstance(node, ast.Assign) else ()
-        bound = [t for target in targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
-        named = any(isinstance(target, ast.Name) and target.id == name for target in bound)
-        decorated = isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name and bool(node.decorator_list)
-        if (named or decorated) and isinstance(node, ast.stmt) and _lines_of(node) < 40:
-            last = node
-    return _source_of(source, last) if last is not None else None
+        if not isinstance(node, ast.Assign | ast.FunctionDef | ast.ClassDef) or _lines_of(node) >= 40:
+            continue
+        if isinstance(node, ast.Assign):
+            bound = [t for target in node.targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
+            last.update({target.id: node for target in bound if isinstance(target, ast.Name)})
+        elif node.decorator_list:
+            last[node.name] = node
+    written = {name: _source_of(source, node) for name, node in last.items()}
+    return {name: text for name, text in written.items() if text is not None}
 
 
 def _lines_of(node: ast.stmt) -> int:
