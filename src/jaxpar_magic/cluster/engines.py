@@ -157,7 +157,7 @@ class Cluster:
                 f"The notebook's folder does not exist on {', '.join(away)}: its own modules cannot be imported there."
             )
         everyone = {other["name"]: other for i in new for other in found[i]["others"]}
-        return [other for other in everyone.values() if _alive(other)]
+        return [other for other in everyone.values() if alive(other)]
 
     def _settle(self, new: Sequence[int], found: dict[int, dict[str, Any]], timeout: float) -> None:
         too_late: set[str] = set()
@@ -375,7 +375,7 @@ def _directory() -> str:
         return str(Path.home())
 
 
-def _alive(client: dict[str, Any]) -> bool:
+def alive(client: dict[str, Any]) -> bool:
     """Whether another notebook may still be there. Of one on another machine we cannot know."""
     if client["host"] != socket.gethostname():
         return True
