@@ -84,7 +84,7 @@ inputs = jax.device_put(np.ones(12, "float32"), NamedSharding(grid, P(("a", "b")
 PROGRAM = """
 import numpy as np
 from jaxpar_magic import last_report
-_ = %parmap (lambda x: x * 2) np.arange(48.0, dtype=np.float32) -s vmap --chunk-size 4
+_ = %parmap (lambda x: x * 2) np.arange(48.0, dtype=np.float32) -s thread -d 2 --chunk-size 4
 last_report()
 """
 HOSTILE = """
@@ -106,6 +106,7 @@ def test_pictures_of_arrays_and_chunks(notebook, page, accessibility_problems):
     expect(weights.get_by_role("cell", name="cpu:3")).to_be_visible()
     expect(arrays.get_by_role("table", name="inputs float32[12]")).to_be_visible()
     expect(notebook.cell(3).get_by_role("rowheader", name="chunk 12")).to_be_visible()
+    expect(notebook.cell(3).get_by_role("rowheader", name="chunks 11-12, thread 1")).to_be_visible()
     assert "<script>window.harmed=1</script>" in notebook.cell(4).locator(OURS).inner_text()
     assert page.evaluate("() => window.harmed") is None
     for theme in ("Light", "Dark"):

@@ -17,10 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import run_python
 
 from jaxpar_magic import last_report, parmap
 from jaxpar_magic.errors import CheckpointError, MapTimeout
 from jaxpar_magic.mapping import monitor
+from jaxpar_magic.mapping.parts import Followed, Started
 
 XS = np.arange(60, dtype=np.float32)
 
@@ -344,3 +346,68 @@ def test_a_rate_counts_this_run_only():
     m.advance(5, 10)
     assert m.progress().done == 95
     assert m.progress().rate > 0
+
+
+# ------------------------------------------------------------------ what the report draws
+
+SKEWED = """
+    import jax, jax.numpy as jnp, numpy as np
+    from jaxpar_magic import devices, last_report, parmap
+
+    devices(2)
+
+    def steps(n):
+        return jax.lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, jnp.sin(s[1]) + 1), (0, 1.0))[1]
+
+    long_first = np.tile(np.array([8_000_000, 1], np.int32), 8)
+    long_last = long_first[::-1].copy()
+    for strategy, unit in (("shard_map", "device"), ("thread", "thread")):
+        for inputs, busy in ((long_first, 0), (long_last, 1), (iter(long_first), 0)):
+            parmap(steps, inputs, strategy=strategy, devices=2, chunk_size=2, batch_size=1)
+            report = last_report()
+            known = [seconds for seconds in report.part_seconds if seconds]
+            assert known and len(report.part_seconds) == len(report.chunk_seconds) == 8, report.part_seconds
+            sums = [sum(part) for part in zip(*known)]
+            assert sums[busy] > sums[1 - busy], (strategy, sums)
+            assert all(max(seconds) <= each + 1e-6 for seconds, each in
+                       zip(report.part_seconds, report.chunk_seconds) if seconds), (strategy, report)
+            assert f"{unit} {busy} the longest" in " ".join(str(report).split()), str(report)
+
+    from jaxpar_magic.mapping import traced
+
+    traced.FOLLOWED_SECONDS = 0.0
+    parmap(jnp.sin, np.arange(16.0), strategy="jit", chunk_size=2)  # its devices wait for each other
+    assert not any(last_report().part_seconds)
+"""
+
+
+@pytest.mark.slow
+def test_a_device_with_more_work_is_seen():
+    run_python(SKEWED, timeout=600)
+
+
+def test_few_or_quick_chunks_are_not_followed(monkeypatch):
+    def fail(array):
+        raise AssertionError("a thread was started")
+
+    monkeypatch.setattr("jaxpar_magic.mapping.traced.Followed", fail)
+    monkeypatch.setattr("jaxpar_magic.mapping.traced.FOLLOWED_SECONDS", float("inf"))
+    parmap(jnp.sin, XS, strategy="shard_map", chunk_size=6)
+    monkeypatch.setattr("jaxpar_magic.mapping.traced.FOLLOWED_SECONDS", 0.0)
+    parmap(jnp.sin, XS, strategy="shard_map", chunk_size=20)
+    assert not any(last_report().part_seconds)
+
+
+def test_parts_that_fail_have_no_times():
+    class Shard:
+        index = (slice(0, 1),)
+
+        def block_until_ready(self):
+            raise ValueError("broken")
+
+    Shard.data = Shard()
+
+    class Array:
+        addressable_shards = [Shard]  # noqa: RUF012
+
+    assert Started([], 0.0, Followed(Array())).part_seconds(0.0)[0] == []

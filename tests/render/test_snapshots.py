@@ -51,6 +51,19 @@ CHUNKS = MapReport(
     run_seconds=1.46,
     chunk_seconds=[0.1, 0.1, 0.11, 0.1, 0.09, 0.1, 0.1, 0.35, 0.1, 0.11, 0.1, 0.1],
 )
+PARTS = MapReport(
+    "shard_map",
+    1000,
+    2,
+    batch_size=50,
+    chunk_size=100,
+    chunks=12,
+    compile_seconds=0.2,
+    run_seconds=1.3,
+    resumed=200,
+    chunk_seconds=[0.1] * 10,
+    part_seconds=[[], [], *([[0.1, 0.05]] * 7), [0.1, 0.08]],
+)
 COMPARISON = Comparison(
     [
         Row("vmap", 1, 0.181, 0.382, 400, 0.0),
@@ -169,6 +182,7 @@ OUTPUTS = {
     "report": REPORT.describe,
     "report-with-notes": TROUBLE.describe,
     "report-with-chunks": CHUNKS.describe,
+    "report-with-parts": PARTS.describe,
     "comparison": COMPARISON.describe,
     "plan": _plan,
     "devices": DEVICES.describe,

@@ -63,6 +63,7 @@ class MapReport(Described):
     failed: items whose call raised (only under on_error="skip"; they are left out of the result).
     not_finite: items with NaN or inf (only under check="finite").
     chunk_seconds: how long each chunk took, in their order; those of an earlier run are left out.
+    part_seconds: for each of them, how long each device or thread took for its part; empty where that is not known.
     """
 
     strategy: str
@@ -82,6 +83,7 @@ class MapReport(Described):
     not_finite: list[ItemReport] = field(default_factory=list)
     function: str = ""
     chunk_seconds: list[float] = field(default_factory=list)
+    part_seconds: list[list[float]] = field(default_factory=list)
     tried: list[tuple[str, float]] = field(default_factory=list)
 
     @property
@@ -130,7 +132,11 @@ class MapReport(Described):
             blocks.append(Items(points))
         if len(self.chunk_seconds) >= LEAST_DRAWN:
             # chunks of an earlier run come first, and were not timed
-            blocks.append(_chunk_bars(self.chunk_seconds, self.chunks - len(self.chunk_seconds)))
+            before = self.chunks - len(self.chunk_seconds)
+            blocks.append(_chunk_bars(self.chunk_seconds, before))
+            parts = {before + k: seconds for k, seconds in enumerate(self.part_seconds, 1) if seconds}
+            if parts and 1 < self.parts <= MOST_DRAWN:
+                blocks.append(_part_bars(parts, self.unit))
         return Document(blocks)
 
     def __repr__(self) -> str:
@@ -150,13 +156,35 @@ def _chunk_bars(seconds: list[float], before: int) -> Bars:
     for first in range(0, len(seconds), together):
         group = seconds[first : first + together]
         last = before + first + len(group)
-        name = f"chunk {last}" if len(group) == 1 else f"chunks {last - len(group) + 1}-{last}"
+        name = _chunks_named(last - len(group) + 1, last)
         mean = statistics.fmean(group)
         span = f" ({duration(min(group))} to {duration(max(group))})" if len(group) > 1 else ""
         rows.append((name, mean, duration(mean) + span))
     slowest, usual = max(seconds), statistics.median(seconds)
     times = f", {slowest / usual:.1f} times the usual {duration(usual)}" if usual else ""
     return Bars(rows, f"time of each chunk; the slowest is chunk {before + seconds.index(slowest) + 1}{times}")
+
+
+def _part_bars(chunks: dict[int, list[float]], unit: str) -> Bars:
+    """A bar for each device or thread in each chunk, by its number, or in neighbours together where there are many."""
+    numbers, parts = list(chunks), len(next(iter(chunks.values())))
+    together = -(-len(numbers) // max(1, MOST_DRAWN // parts))
+    rows = []
+    for first in range(0, len(numbers), together):
+        group = numbers[first : first + together]
+        for k in range(parts):
+            mean = statistics.fmean(chunks[number][k] for number in group)
+            rows.append((f"{_chunks_named(group[0], group[-1])}, {unit} {k}", mean, duration(mean)))
+    sums = [sum(seconds[k] for seconds in chunks.values()) for k in range(parts)]
+    most, least = (
+        f"{unit} {sums.index(s)} the {word}, {duration(s)}"
+        for s, word in ((max(sums), "longest"), (min(sums), "shortest"))
+    )
+    return Bars(rows, f"time of each {unit} in a chunk; in all, {most}, {least}")
+
+
+def _chunks_named(first: int, last: int) -> str:
+    return f"chunk {last}" if first == last else f"chunks {first}-{last}"
 
 
 @dataclass

@@ -276,6 +276,7 @@ def _run(function: Callable, stream: Stream, options: MapOptions, monitor: Monit
     report.length = stream.batch.length
     report.chunks = -(-report.length // prepared.plan.chunk_size)
     report.failed, report.not_finite = run.failed, run.not_finite
+    run.tell_times(report)
     return MapResult(value, report)
 
 

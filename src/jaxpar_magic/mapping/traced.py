@@ -22,8 +22,9 @@ from .inputs import Batch, Leaf, check_range, check_widths
 from .memory import Trimmer, memory_bound
 from .monitor import Monitor
 from .options import MapOptions
+from .parts import Followed, Started
 from .prepare import Prepared, Timer, in_way, prepare
-from .result import ItemReport, MapReport, MapResult
+from .result import LEAST_DRAWN, MOST_DRAWN, ItemReport, MapReport, MapResult
 from .sinks import FileResult
 from .sources import LazyArray
 from .strategies.base import Executable, Layout
@@ -35,6 +36,8 @@ from .tuner import SHARE_OF_LONG, remember, way_text
 MIN_CHUNKS = 6
 # A chunk that is tried another way may be filled up to so many times its items.
 MAX_FILLED = 1.1
+# Devices are followed one by one where chunks take at least so long. Two threads that wait cost some 0.1 ms.
+FOLLOWED_SECONDS = 0.05
 
 
 def run_traced(function: Callable, batch: Batch, options: MapOptions, monitor: Monitor) -> MapResult:
@@ -55,9 +58,9 @@ def run_traced(function: Callable, batch: Batch, options: MapOptions, monitor: M
     finally:
         prepared.let_go(len(shared))
     report.run_seconds = time.perf_counter() - begin - run.compile_seconds
-    report.chunk_seconds = run.chunk_seconds
     report.resumed = run.resumed
     _learn(prepared, run, report, timer)
+    run.tell_times(report)
     report.failed = [item_report(batch, i, error) for i, error in run.failures]
     if options.check == "finite":
         report.not_finite = [ItemReport(i, batch.describe_item(i), what) for i, what in run.collector.not_finite()]
@@ -115,9 +118,15 @@ class ChunkedRun:
         self.finished = prepared.finished
         self.resumed = 0
         self.chunk_seconds: list[float] = []
-        self._last_collected = time.perf_counter()
+        self.part_seconds: list[tuple[str, list[float]]] = []  # strategy of each chunk, and its parts
+        self._last_ready = time.perf_counter()
         self.trials: list[tuple[str, float]] = []  # ways tried in this run, and seconds that the map would take
         self.compile_seconds = 0.0  # for them
+
+    def tell_times(self, report: MapReport) -> None:
+        """Fill in the seconds of chunks, and of their parts where the strategy is the report's."""
+        report.chunk_seconds = self.chunk_seconds
+        report.part_seconds = [seconds if name == report.strategy else [] for name, seconds in self.part_seconds]
 
     def _make_collector(self) -> Collector | FileResult:
         item, plan, path = self.prepared.item, self.plan, self.options.out_file
@@ -145,7 +154,7 @@ class ChunkedRun:
         self.monitor.plan(plan.length, len(self.bounds), f"{plan.parts} {unit_of(plan.strategy)}s", self.resumed)
         self.monitor.phase("running")
         self._place_shared()
-        self._last_collected = time.perf_counter()
+        self._last_ready = time.perf_counter()
         try:
             self._try_ways(todo)
             self._work(todo)
@@ -165,7 +174,7 @@ class ChunkedRun:
     def _work(self, todo: Iterable[tuple[int, int]]) -> None:
         """Two chunks under way: the next one is read, cut and copied while the devices compute."""
         __tracebackhide__ = True
-        waiting: list[tuple[int, int, list | Running]] = []
+        waiting: list[tuple[int, int, Started | Running]] = []
         for begin, end in todo:
             self.monitor.check()
             with self._naming_items(begin, end):
@@ -248,7 +257,7 @@ class ChunkedRun:
         elif arrays:
             prepared.shared[: len(arrays)] = prepared.executable.place_shared(arrays)
 
-    def _dispatch(self, begin: int, end: int) -> list | Running:
+    def _dispatch(self, begin: int, end: int) -> Started | Running:
         prepared, plan = self.prepared, self.prepared.plan
         if prepared.tail is not None and end - begin < plan.chunk_size:
             placed = prepared.tail.place_shared([*(x.array for x in self.shared), *prepared.item.constants])
@@ -257,34 +266,61 @@ class ChunkedRun:
         assert prepared.shared is not None
         return self._call(prepared.executable, arrays, prepared.shared)
 
-    def _call(self, executable: Executable, arrays: list, shared: list) -> list | Running:
+    def _call(self, executable: Executable, arrays: list, shared: list) -> Started | Running:
         """Start a program. XLA may run it inside the call, and a loop there may never end."""
         __tracebackhide__ = True
+        follow = self._worth_following(executable)
+
+        def start() -> Started:
+            begin = time.perf_counter()
+            if executable.run_timed is not None:
+                outputs, seconds = executable.run_timed(arrays, shared)
+                return Started(outputs, begin, seconds, time.perf_counter())
+            outputs = executable.run(arrays, shared)
+            return Started(outputs, begin, Followed(outputs[0]) if follow and outputs else None)
+
         if self.reads:
             # In a thread, while the next chunk is read here: a reader may belong to the thread that made it. One
             # after the other, so that two chunks at most are in memory.
             if self.running is not None:
                 self.running.wait(self.monitor.check)
-            self.running = Running(executable, arrays, shared)
+            self.running = Running(start)
             return self.running
         if not (self.monitor.has_deadline or self.prepared.item.facts.has_while):
-            return executable.run(arrays, shared)
+            return start()
         # In a thread, so that an interrupt and the time limit take effect.
-        return Running(executable, arrays, shared, until_ready=False).result(self.monitor.check)
+        return Running(start, until_ready=False).result(self.monitor.check)
 
-    def _collect(self, begin: int, end: int, arrays: list | Running) -> None:
+    def _worth_following(self, executable: Executable) -> bool:
+        """Whether to see how long each device takes: where the report draws chunks, and a chunk takes its time."""
+        return (
+            executable.apart
+            and self.plan.parts <= MOST_DRAWN
+            and max(len(self.bounds), len(self.chunk_seconds)) >= LEAST_DRAWN  # an iterator tells no number
+            and bool(self.chunk_seconds)
+            and self.chunk_seconds[-1] >= FOLLOWED_SECONDS
+            and self.prepared.devices[0].platform == "cpu"  # others begin a chunk each when it is free
+        )
+
+    def _collect(self, begin: int, end: int, chunk: Started | Running) -> None:
         __tracebackhide__ = True
+        parts: list[float] = []
+        ready: float | None = None
         with self._naming_items(begin, end):
-            if isinstance(arrays, Running):
-                arrays = arrays.result(self.monitor.check)
+            if isinstance(chunk, Running):
+                chunk = chunk.result(self.monitor.check)
+            arrays = chunk.arrays
             self._wait(arrays)
+            parts, ready = chunk.part_seconds(self._last_ready)
             in_order = self.prepared.executable.in_order
             self.collector.add(begin, end, arrays if in_order is None else [in_order(a) for a in arrays])
         if self.finished is not None and not any(begin <= i < end for i, _ in self.failures):
             self.finished.add(begin, end, self.collector.rows(begin, end))
-        now = time.perf_counter()
-        self.chunk_seconds.append(now - self._last_collected)
-        self._last_collected = now
+        if ready is None:  # items of it failed
+            ready = time.perf_counter()
+        self.chunk_seconds.append(ready - self._last_ready)
+        self.part_seconds.append((self.prepared.plan.strategy, parts))
+        self._last_ready = ready
         if self.trimmer is not None:
             self.trimmer.after_chunk()
         self.monitor.advance(end - begin, begin // self.bounds[0][1] + 1)
@@ -395,16 +431,19 @@ class Running:
 
     Parameters
     ----------
+    start: starts the program.
     until_ready: the thread ends when the results are ready; otherwise when they are under way.
     """
 
-    def __init__(self, executable: Executable, arrays: list, shared: list, *, until_ready: bool = True):
+    def __init__(self, start: Callable[[], Started], *, until_ready: bool = True):
         self._outcome: list[Any] = []
 
         def call() -> None:
             try:
-                done = executable.run(arrays, shared)
-                self._outcome.append(jax.block_until_ready(done) if until_ready else done)
+                chunk = start()
+                if until_ready:
+                    jax.block_until_ready(chunk.arrays)
+                self._outcome.append(chunk)
             except BaseException as error:
                 self._outcome.append(error)
 
@@ -417,7 +456,7 @@ class Running:
             self._thread.join(0.05)
             check()
 
-    def result(self, check: Callable[[], None]) -> list:
+    def result(self, check: Callable[[], None]) -> Started:
         """Wait for the end and give what the program gave, or raise what it raised."""
         __tracebackhide__ = True
         self.wait(check)

@@ -49,6 +49,8 @@ class Executable:
     place_shared: shared arrays → arrays on the devices.
     run: (placed mapped, placed shared) → output arrays of shape (layout.size, …), perhaps not ready yet.
     in_order: an output array, ready → the same with its rows in the order of the items; None if they are.
+    run_timed: as `run`, and the seconds that each part took; None where they cannot be told that way.
+    apart: each device works by itself and waits for no other, so its part of the outputs is ready when it is done.
     """
 
     compiled: Compiled
@@ -56,6 +58,8 @@ class Executable:
     place_shared: Callable[[list], list]
     run: Callable[[list, list], list]
     in_order: Callable[[Any], np.ndarray] | None = None
+    run_timed: Callable[[list, list], tuple[list, list[float]]] | None = None
+    apart: bool = False
 
 
 def dealt_out(executable: Executable, parts: int) -> Executable:

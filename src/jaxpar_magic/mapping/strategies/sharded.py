@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -27,7 +27,7 @@ class ShardMap:
             out_specs=_P(AXIS),
             check_vma=False,
         )
-        return sharded_executable(function, item, layout)
+        return replace(sharded_executable(function, item, layout), apart=layout.parts > 1)
 
 
 SHARD_MAP = ShardMap()

@@ -6,6 +6,7 @@ count and works whatever state the backend is in.
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -27,21 +28,26 @@ class Thread:
         function = local_map(item, layout.part_size, layout.width)
         compiled = compile_program(function, *shapes(item, layout.part_size), devices=layout.devices)
 
-        def run(mapped: list, shared: list) -> list:
-            def run_part(k: int) -> list:
+        def run_timed(mapped: list, shared: list) -> tuple[list, list[float]]:
+            def run_part(k: int) -> tuple[list, float]:
+                started = time.perf_counter()
                 begin = k * layout.part_size
                 part = [a[begin : begin + layout.part_size] for a in mapped]
-                return [np.asarray(x) for x in compiled.call(place_on_one(part, device), shared)]
+                outputs = [np.asarray(x) for x in compiled.call(place_on_one(part, device), shared)]
+                return outputs, time.perf_counter() - started
 
             with ThreadPoolExecutor(layout.parts, thread_name_prefix="parmap") as pool:
-                parts = list(pool.map(run_part, range(layout.parts)))
-            return [np.concatenate(column) for column in zip(*parts)]
+                parts, seconds = zip(*pool.map(run_part, range(layout.parts)))
+            return [np.concatenate(column) for column in zip(*parts)], list(seconds)
+
+        def run(mapped: list, shared: list) -> list:
+            return run_timed(mapped, shared)[0]
 
         def place_mapped(arrays: list) -> list:
             # host arrays, so that cutting them into parts is a view and not a JAX operation
             return [np.asarray(a) if isinstance(a, jax.Array) else a for a in arrays]
 
-        return Executable(compiled, place_mapped, lambda arrays: place_on_one(arrays, device), run)
+        return Executable(compiled, place_mapped, lambda arrays: place_on_one(arrays, device), run, run_timed=run_timed)
 
 
 THREAD = Thread()
