@@ -67,6 +67,18 @@ def ordered_effects(closed: Any) -> bool:
     return any(type(effect).__name__.startswith("Ordered") for effect in closed.effects)
 
 
+def registered_pytree(kind: type) -> tuple[Callable, Callable] | None:
+    """(flatten, unflatten) with which a class is registered as a pytree, to register it in another process; or None.
+
+    The registry itself flattens objects and tells nothing of classes. JAX 0.6 to 0.12 keep what was registered from
+    Python in `_registry` beside it.
+    """
+    from jax._src import tree_util
+
+    entry = tree_util._registry.get(kind)
+    return None if entry is None else (entry.to_iter, entry.from_iter)
+
+
 # --- devices ---------------------------------------------------------------------------------------------
 
 

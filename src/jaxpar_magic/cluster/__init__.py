@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ClusterError, OptionError
+from ..mapping import elsewhere
 
 if TYPE_CHECKING:
     from .ending import Remains
@@ -170,6 +171,16 @@ def stop() -> Status:
         if cluster is not None:
             cluster.stop()
         return before
+
+
+def _maps() -> Any:
+    """What runs `parmap(strategy="cluster")`. ClusterError if no cluster runs."""
+    from .maps import ClusterMaps
+
+    return ClusterMaps(current())
+
+
+elsewhere.register(_maps)
 
 
 def _begin(

@@ -203,7 +203,7 @@ def compare_strategies(
 
 def _names(which: Any) -> list[str]:
     if which is True:
-        return list(strategies.NAMES)
+        return list(strategies.LOCAL)
     given = which.split(",") if isinstance(which, str) else list(which)
     return [check_strategy(str(name).strip()) for name in given]
 

@@ -123,6 +123,13 @@ class Monitor:
         self._last_advance = time.monotonic()
         self._next_stall = STALLED_SECONDS
 
+    def say(self, line: str) -> None:
+        """Tell the user at once, where progress is shown."""
+        if self._display is not None:
+            self._display.say(line)
+        elif self._make_display is not None:
+            print(line)
+
     def check(self) -> None:
         """Raise MapTimeout if the time is over."""
         if self._timeout is not None and time.monotonic() - self._begin > self._timeout:

@@ -1,4 +1,4 @@
-"""Maps of plain Python: the loop, worker processes, and `auto` for functions that JAX cannot trace."""
+"""Maps of plain Python: the loop, worker processes, engines of a cluster; and `auto` for what JAX cannot trace."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ..machine import usable_cores
 from .captured import captured, is_library
 from .checkpoint import Finished, identify, keep, kept_note, open_folder, take, worth_keeping
 from .collect import not_finite_rows, stack_results
+from .elsewhere import runner
 from .inputs import Batch, function_name
 from .monitor import Monitor
 from .options import MapOptions
@@ -50,16 +51,20 @@ def run_python(
     notes: Sequence[str] = (),
     reasons: Sequence[str] = (),
 ) -> MapResult:
-    """Map with `serial` or `process`. `done` holds results of items that were computed before."""
+    """Map with `serial`, `process` or `cluster`. `done` holds results of items that were computed before."""
     __tracebackhide__ = True
     results = _Results(function, batch, options, done or {})
     todo = [i for i in range(batch.length) if i not in results.values]
-    workers = python_parts(strategy, len(todo), usable_cores(), options.devices)
+    if strategy == "cluster":
+        workers = runner().parts()
+    else:
+        workers = python_parts(strategy, len(todo), usable_cores(), options.devices)
     chunk = python_chunk(len(todo), workers, options.chunk_size)
-    if strategy == "process":
-        notes = [*notes, *_copies(function)]
+    unit = {"serial": "loop", "process": "worker"}.get(strategy, "engine")
+    if strategy != "serial":
+        notes = [*notes, *_copies(function, unit)]
     begin = time.perf_counter()
-    monitor.plan(batch.length, 1, "1 loop" if strategy == "serial" else f"{workers} workers", len(results.values))
+    monitor.plan(batch.length, 1, "1 loop" if strategy == "serial" else f"{workers} {unit}s", len(results.values))
     monitor.phase("running")
 
     def on_done(count: int) -> None:
@@ -71,8 +76,11 @@ def run_python(
             failures = []
         elif strategy == "serial":
             failures = run_serial(function, batch, todo, results.values, options.on_error == "raise", monitor, on_done)
-        else:
+        elif strategy == "process":
             failures = _run_workers(function, batch, todo, results.values, options, workers, chunk, monitor, on_done)
+        else:
+            failed, more = runner().run_items(function, batch, todo, results.values, options, monitor, on_done)
+            failures, notes = [(f.index, f.error) for f in failed], [*notes, *more]
     except BaseException as error:
         results.keep_after(error)
         raise
@@ -85,7 +93,7 @@ def run_python(
         strategy,
         batch.length,
         workers,
-        "worker" if strategy == "process" else "loop",
+        unit,
         chunk_size=chunk,
         run_seconds=time.perf_counter() - begin,
         resumed=results.resumed,
@@ -102,20 +110,20 @@ def run_python(
     return MapResult(value, report)
 
 
-def _copies(function: Callable) -> list[str]:
-    """What workers have copies of, where a user may expect the one thing."""
+def _copies(function: Callable, unit: str) -> list[str]:
+    """What workers and engines have copies of, where a user may expect the one thing."""
     found = captured(function)
     generators = (np.random.Generator, np.random.RandomState, random.Random)
     notes = [
-        f"{name} is copied into every worker, and the copies draw the same numbers: use --key SEED, or seed by item"
+        f"{name} is copied into every {unit}, and the copies draw the same numbers: use --key SEED, or seed by item"
         for name, value in found.values.items()
         if isinstance(value, generators)
     ]
     if found.assigned:
-        notes.append(f"{', '.join(sorted(found.assigned))} is assigned in the workers' copies only, not here")
+        notes.append(f"{', '.join(sorted(found.assigned))} is assigned in the {unit}s' copies only, not here")
     modules = [v.__name__ for v in found.fixed if isinstance(v, types.ModuleType) and not is_library(v.__name__)]
     if modules:
-        notes.append(f"{', '.join(modules)}: imported anew by the workers; what was set on it here is not there")
+        notes.append(f"{', '.join(modules)}: imported anew by the {unit}s; what was set on it here is not there")
     return notes
 
 
@@ -137,12 +145,12 @@ def _run_workers(function, batch, todo, values, options, workers, chunk, monitor
         timeout=options.timeout,
     )
     if failed and stop:
-        raise _as_if_local(failed[0], item_note(batch, failed[0].index))
+        raise as_if_local(failed[0], item_note(batch, failed[0].index))
     return [(f.index, f.error) for f in failed]
 
 
-def _as_if_local(failure: ItemFailure, note: str) -> BaseException:
-    """A worker's exception as the user would have seen it here: the worker's traceback, the item named below."""
+def as_if_local(failure: ItemFailure, note: str) -> BaseException:
+    """An exception from elsewhere as the user would have seen it here: its traceback there, the item named below."""
     error = failure.error
     if isinstance(error, BaseExceptionGroup):  # IPython shows no error output at all for one
         error = WorkerError(f"{type(error).__name__}: {error}")
@@ -255,7 +263,7 @@ def run_untraced(
     why: str | None,
     error: Exception | None = None,
 ) -> MapResult:
-    """`auto` for a function that JAX cannot trace: the first item tells whether plain Python can."""
+    """`auto` and `cluster` for a function that JAX cannot trace: the first item tells whether plain Python can."""
     __tracebackhide__ = True
     begin = time.perf_counter()
     done: dict[int, Any] = {}
@@ -273,8 +281,11 @@ def run_untraced(
     seconds = time.perf_counter() - begin
     if error is not None:
         why = f"{function_name(function)} cannot be traced by JAX ({_first_words(error)})"
-    strategy = _loop_or_workers(function, seconds * batch.length)
-    how = "a plain loop was quick enough" if strategy == "serial" else "worker processes ran it as plain Python"
+    if options.strategy == "auto":
+        strategy = _loop_or_workers(function, seconds * batch.length)
+        how = "a plain loop was quick enough" if strategy == "serial" else "worker processes ran it as plain Python"
+    else:
+        strategy, how = options.strategy, "the engines ran it as plain Python"
     return run_python(
         function, batch, options, strategy, monitor, done=done, notes=[f"{why}: {how}"], reasons=[str(why), how]
     )

@@ -252,7 +252,7 @@ def plan_map(
     else:
         way, reasons = Way(strategy), [ONE_LINERS[strategy]]
     parts = parts_of(way.strategy, length, resources)
-    length = _without_remainder(length, parts, remainder)
+    length = without_remainder(length, parts, remainder)
 
     everything = max(1, math.ceil(length / parts))
     if strategy == "auto" and batch_size is None:
@@ -301,7 +301,8 @@ def parts_of(strategy: str, length: int, resources: Resources) -> int:
     return 1
 
 
-def _without_remainder(length: int, parts: int, remainder: str) -> int:
+def without_remainder(length: int, parts: int, remainder: str) -> int:
+    """Items that a map of `length` items computes. InputError where it should divide evenly and does not."""
     left = length % parts
     if left and remainder == "error":
         raise InputError(

@@ -111,21 +111,14 @@ def prepare(
                 return prepared
             return in_way_or_best(prepared, prepared.tuning.next_call() if to_run else prepared.tuning.best, timer)
     _forget_other_devices()
-    notes = _renew_inner_traces(function, found, print_)
-    monitor.phase("tracing")
-    item = trace_item(function, batch, found)
-    item.notes[:0] = notes
-    check_unmapped(options.out_axes, item.out_tree, item.depends)
-    finished, identity, most = None, None, None
-    if keeps:
-        identity = identify(batch, options, item, function)
-        finished = _finished_before(identity, options)
-        if finished is not None:
-            options = replace(options, chunk_size=finished.chunk_size)
-        elif options.chunk_size is None:
-            most = max(1, math.ceil(batch.length / KEPT_CHUNKS))
+    item, notes, identity, finished = traced(function, batch, options, found, print_, monitor)
+    most = None
+    if finished is not None:
+        options = replace(options, chunk_size=finished.chunk_size)
+    elif keeps and options.chunk_size is None:
+        most = max(1, math.ceil(batch.length / KEPT_CHUNKS))
     monitor.phase("compiling")
-    prepared = _compile(_weak(function), item, batch.length, options, devices, print_, timer, to_run, most)
+    prepared = _compile(weak(function), item, batch.length, options, devices, print_, timer, to_run, most)
     if identity is not None and finished is None:
         assert options.checkpoint is not None
         finished = new_folder(options.checkpoint, identity, prepared.plan.chunk_size)
@@ -143,6 +136,25 @@ def prepare(
         while len(_prepared) > MAX_PREPARED:
             _prepared.popitem(last=False)
     return prepared
+
+
+def traced(
+    function: Callable, batch: Batch, options: MapOptions, found: Captured, now: Fingerprint | None, monitor: Monitor
+) -> tuple[ItemProgram, list[str], MapIdentity | None, Finished | None]:
+    """(program of an item, notes of this run that it begins with, which map it is, what an earlier run of it left).
+
+    The latter two only where the map keeps its chunks.
+    """
+    __tracebackhide__ = True
+    notes = _renew_inner_traces(function, found, now)
+    monitor.phase("tracing")
+    item = trace_item(function, batch, found)
+    item.notes[:0] = notes
+    check_unmapped(options.out_axes, item.out_tree, item.depends)
+    if options.checkpoint is None and not options.resume:
+        return item, notes, None, None
+    identity = identify(batch, options, item, function)
+    return item, notes, identity, _finished_before(identity, options)
 
 
 def in_way(prepared: Prepared, way: Way, timer: Timer) -> Prepared:
@@ -301,7 +313,8 @@ def _finished_before(identity: MapIdentity, options: MapOptions) -> Finished | N
     return take(identity)
 
 
-def _weak(function: Callable) -> Any:
+def weak(function: Callable) -> Any:
+    """A reference that does not keep a function alive."""
     try:
         return weakref.ref(function)
     except TypeError:  # e.g. builtins; held for as long as the entry lives

@@ -51,7 +51,8 @@ class MapReport(Described):
     strategy: the strategy that ran.
     length: number of items computed.
     parts: devices, threads or workers used.
-    unit: "device", "thread" or "worker".
+    unit: "device", "thread", "worker" or "engine".
+    each: what every engine of a cluster has, e.g. "2 devices".
     batch_size: items vectorised together; None for plain Python.
     chunk_size, chunks: items per dispatch, and how many dispatches.
     compile_seconds: tracing and compiling, 0.0 if the program was there already.
@@ -85,6 +86,7 @@ class MapReport(Described):
     chunk_seconds: list[float] = field(default_factory=list)
     part_seconds: list[list[float]] = field(default_factory=list)
     tried: list[tuple[str, float]] = field(default_factory=list)
+    each: str = ""
 
     @property
     def skipped(self) -> list[int]:
@@ -96,6 +98,7 @@ class MapReport(Described):
         parts = [f"parmap {self.function}: {self.strategy}" if self.function else f"parmap: {self.strategy}"]
         if self.strategy != "serial":
             parts[0] += f" on {self.parts} {self.unit}{'s' if self.parts != 1 else ''}"
+            parts[0] += f" × {self.each}" if self.each else ""
         parts.append(f"{self.length:,} item{'s' if self.length != 1 else ''}")
         if self.batch_size is not None and self.batch_size * self.parts < self.length:
             parts.append(f"batches of {self.batch_size}" if self.batch_size > 1 else "one at a time")
@@ -103,7 +106,7 @@ class MapReport(Described):
             parts.append(f"{self.chunks} chunks")
         if self.resumed:
             parts.append(f"{self.resumed:,} from an earlier run")
-        if self.batch_size is not None:
+        if self.batch_size is not None or self.each:
             parts.append("compiled before" if self.reused else f"compile {duration(self.compile_seconds)}")
         parts.append(f"run {duration(self.run_seconds)}")
         return ", ".join(parts)

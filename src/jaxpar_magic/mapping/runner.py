@@ -12,6 +12,7 @@ from .._jax import setting
 from ..errors import InputError, JaxparError
 from . import strategies
 from .collect import stack_results
+from .elsewhere import runner
 from .inputs import MAX_SHAPES, Batch, NotStackable, Ragged, make_batch, ragged_error
 from .monitor import Monitor
 from .options import MapOptions
@@ -44,12 +45,14 @@ def run_batch(function: Callable, batch: Batch, options: MapOptions, monitor: Mo
         note = "jit is disabled (jax_disable_jit): a plain loop, for the debugger"
         return run_python(function, batch, options, "serial", monitor, notes=[note])
     groups, cannot_trace = None, None
+    falls_back = options.strategy in strategies.FALLING_BACK
+    run = runner().run_traced if options.strategy in strategies.ELSEWHERE else run_traced
     try:
         stacked = batch.stacked()
     except Ragged as ragged:
         groups = ragged.groups
     except NotStackable as why:
-        if options.strategy != "auto":
+        if not falls_back:
             raise InputError(
                 f"strategy={options.strategy!r}: needs numbers or arrays, but {why}.",
                 argument="strategy",
@@ -64,11 +67,11 @@ def run_batch(function: Callable, batch: Batch, options: MapOptions, monitor: Mo
     if cannot_trace is not None:
         return run_untraced(function, batch, options, monitor, cannot_trace)
     try:
-        return run_traced(function, stacked, options, monitor)
+        return run(function, stacked, options, monitor)
     except JaxparError:
         raise
     except NotTraceable as error:
-        if options.strategy != "auto":
+        if not falls_back:
             raise InputError(
                 f"strategy={options.strategy!r}: {error}.",
                 argument="strategy",
@@ -76,7 +79,7 @@ def run_batch(function: Callable, batch: Batch, options: MapOptions, monitor: Mo
             ) from None
         untraceable: Exception = error
     except Exception as error:
-        if options.strategy != "auto" or batch.length == 0 or not while_tracing(error):
+        if not falls_back or batch.length == 0 or not while_tracing(error):
             raise
         untraceable = error
     return run_untraced(function, batch, options, monitor, None, untraceable)
@@ -91,7 +94,7 @@ def _run_groups(
     """Items of a few different shapes: one program per shape, results in the order of the items."""
     __tracebackhide__ = True
     if len(groups) > MAX_SHAPES:
-        if options.strategy == "auto":
+        if options.strategy in strategies.FALLING_BACK:
             return run_untraced(function, batch, options, monitor, f"the items have {len(groups)} different shapes")
         raise ragged_error(groups)
     results: dict[int, Any] = {}

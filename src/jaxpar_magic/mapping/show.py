@@ -11,12 +11,14 @@ import jax
 from ..document import Code, Described, Document, Items, Table
 from ..errors import InputError, JaxparError, OptionError, did_you_mean
 from . import strategies
+from .captured import captured, fingerprint
 from .choices import SHOW
+from .elsewhere import runner
 from .inputs import Batch, Ragged, check_widths, make_batch
 from .monitor import Monitor
 from .options import MapOptions
 from .planner import MapPlan, python_chunk, python_parts
-from .prepare import Timer, prepare
+from .prepare import Timer, prepare, traced
 from .source import Texts, program_code, texts_of_call
 from .strategies.base import AXIS, local_map
 from .tracing import ItemProgram
@@ -59,6 +61,14 @@ def show_map(
     batch = make_batch(function, inputs, named, in_axes=options.in_axes, static=options.static, key=options.key)
     texts = texts or texts_of_call(function, inputs, batch, named)
     plan, item, executable = _planned(function, batch, options)
+    if plan.strategy in strategies.ELSEWHERE and (kind not in ("plan", "code") or (kind == "code" and item is None)):
+        raise OptionError(
+            f"show={kind!r}: engines of a cluster choose and compile for themselves; there is nothing to show here."
+            if item is not None
+            else f"show={kind!r}: the function is plain Python for JAX, for which no code with engines is printed.",
+            argument="show",
+            next_step="show='plan', or strategy='auto' to see it for this machine",
+        )
     if kind == "code":
         code = program_code(plan, batch, options, texts)
         return Shown(kind, code, Document([Code(code)]))
@@ -78,8 +88,28 @@ def show_map(
     return _show_sharding(plan, item)
 
 
+def _planned_elsewhere(function: Callable, batch: Batch, options: MapOptions) -> tuple[MapPlan, ItemProgram | None]:
+    try:
+        stacked = batch.stacked()
+        found = captured(function)
+        plain = replace(options, checkpoint=None, resume=False)
+        item = traced(function, stacked, plain, found, fingerprint(found), Monitor())[0]
+    except JaxparError:
+        raise
+    except Exception as error:
+        reason = f"cannot be traced by JAX ({type(error).__name__}): the engines run it as plain Python"
+        parts = runner().parts()
+        return MapPlan(
+            options.strategy, batch.length, parts, python_chunk(batch.length, parts, None), 1, (reason,)
+        ), None
+    item = replace(item, notes=[*check_widths(*stacked.leaves()), *item.notes])
+    return runner().plan(item, batch.length, options), item
+
+
 def _planned(function: Callable, batch: Batch, options: MapOptions) -> tuple[MapPlan, ItemProgram | None, Any]:
     strategy = options.strategy
+    if strategy in strategies.ELSEWHERE:
+        return *_planned_elsewhere(function, batch, options), None
     if strategy not in strategies.PYTHON:
         try:
             try:
@@ -112,15 +142,18 @@ def _planned(function: Callable, batch: Batch, options: MapOptions) -> tuple[Map
 
 
 def _show_plan(plan: MapPlan, item: ItemProgram | None, batch: Batch) -> Shown:
-    unit = {"thread": "threads", "process": "workers", "serial": "loop"}.get(plan.strategy, "devices")
+    unit = {"thread": "threads", "process": "workers", "serial": "loop", "cluster": "engines"}.get(
+        plan.strategy, "devices"
+    )
     rows = [
         ("strategy", plan.strategy),
         (unit, str(plan.parts)),
         ("items", f"{plan.length:,}" + (f" + {plan.padding} of padding" if item and plan.padding else "")),
     ]
     if item is not None:
+        width = f"{plan.width:,} items together on a {'thread' if plan.strategy == 'thread' else 'device'}"
         rows += [
-            ("batch size", f"{plan.width:,} items together on a {'thread' if plan.strategy == 'thread' else 'device'}"),
+            ("batch size", "each engine chooses" if plan.strategy in strategies.ELSEWHERE else width),
             ("chunks", f"{plan.chunks} of {plan.chunk_size:,} items"),
             (
                 "one item",

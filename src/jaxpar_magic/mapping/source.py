@@ -71,11 +71,11 @@ def program_code(plan: MapPlan, batch: Batch, options: MapOptions, texts: Texts)
         f"    return {call}",
         "",
     ]
-    by_chunks = traced and (reads or options.out_file is not None)
+    by_chunks = traced and plan.strategy != "cluster" and (reads or options.out_file is not None)
     if plan.length < batch.length and not by_chunks:
         lines += ["mapped = jax.tree.map(lambda a: a[:n], mapped)  # the rest is left out", ""]
     lines += _STRATEGY_CODE[plan.strategy](plan, imports, _read_chunks(plan, options) if by_chunks else _chunks(plan))
-    if options.out_file is not None and not traced:
+    if options.out_file is not None and not by_chunks:
         lines.append(f"np.save({_npy_path(options)!r}, out)")
     lines += _out_axes(options.out_axes)
     definition = [texts.definition.strip("\n"), ""] if texts.definition else []
@@ -353,6 +353,22 @@ def _process(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str]:
     ]
 
 
+def _cluster(plan: MapPlan, imports: list[str], chunks: list[str]) -> list[str]:
+    imports.append("import ipyparallel as ipp")
+    return [
+        f"chunk = {plan.chunk_size}",
+        "chunks = [jax.tree.map(lambda a: a[i:i + chunk], mapped) for i in range(0, n, chunk)]",
+        "",
+        "def run(items):  # on an engine",
+        "    return jax.device_get(jax.jit(jax.vmap(one))(items))",
+        "",
+        f"with ipp.Cluster(n={plan.parts}) as engines:",
+        "    engines[:].use_cloudpickle()",
+        "    pieces = list(engines.load_balanced_view().map_sync(run, chunks))",
+        "out = jax.tree.map(lambda *v: np.concatenate(v), *pieces)",
+    ]
+
+
 _STRATEGY_CODE: dict[str, Callable[[MapPlan, list[str], list[str]], list[str]]] = {
     "vmap": _one_device,
     "map": _one_device,
@@ -362,6 +378,7 @@ _STRATEGY_CODE: dict[str, Callable[[MapPlan, list[str], list[str]], list[str]]] 
     "thread": _thread,
     "process": _process,
     "serial": _serial,
+    "cluster": _cluster,
 }
 
 

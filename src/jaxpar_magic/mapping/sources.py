@@ -88,6 +88,10 @@ class LazyArray:
             self._block, self._block_begin = self._read(i, end), i
         return self._block[i - self._block_begin]
 
+    def whole(self) -> tuple[Any, int] | None:
+        """(source, its axis that counts the items), if its items are these."""
+        return (self.source, self._axis) if self._rows is None else None
+
     def taken(self, rows: np.ndarray) -> LazyArray:
         """The array of some of the items."""
         return LazyArray(self.name, self.source, self._axis, rows if self._rows is None else self._rows[rows])

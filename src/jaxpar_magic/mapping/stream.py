@@ -75,7 +75,8 @@ def run_stream(
     size = options.chunk_size or _first_size(read.values(), options)
     read = {k: items + readers[k].take(size - 1) for k, items in read.items()}
     keeps = options.checkpoint is not None or options.resume  # must know the items before it runs
-    if keeps or options.strategy in strategies.PYTHON or any(len(items) < size for items in read.values()):
+    whole = options.strategy in (*strategies.PYTHON, *strategies.ELSEWHERE)
+    if keeps or whole or any(len(items) < size for items in read.values()):
         return given({k: items + readers[k].rest() for k, items in read.items()})
 
     def batch_of(items: dict[Any, list], first: int) -> Batch:

@@ -70,22 +70,31 @@ def run_traced(function: Callable, batch: Batch, options: MapOptions, monitor: M
 def _learn(prepared: Prepared, run: ChunkedRun, report: MapReport, timer: Timer) -> None:
     """Tell `auto`'s tuning how long it took, and the report what was tried."""
     tuning = prepared.tuning
-    if tuning is None or run.resumed or run.failures:
+    new = learn(prepared, run, report.run_seconds)
+    if tuning is None or new is None:
         return
-    assert prepared.way is not None
-    new = bool(run.trials) or (bool(tuning.measured) and prepared.way not in tuning.measured)
-    if not run.trials:
-        tuning.record(prepared.way, prepared.plan.length, report.run_seconds)
     report.tried = run.trials
     if prepared.way != run.prepared.way:
         report.batch_size = run.prepared.plan.width
         report.strategy, report.parts = run.prepared.plan.strategy, run.prepared.plan.parts
         report.unit = unit_of(report.strategy)
     report.compile_seconds = timer.compile
+    if new and not run.trials:
+        report.tried = [(way_text(way), each * tuning.length) for way, each in tuning.finite().items()]
+
+
+def learn(prepared: Prepared, run: ChunkedRun, seconds: float) -> bool | None:
+    """Tell `auto`'s tuning how long a run took. Whether another way was measured; None where nothing can be told."""
+    tuning = prepared.tuning
+    if tuning is None or run.resumed or run.failures:
+        return None
+    assert prepared.way is not None
+    new = bool(run.trials) or (bool(tuning.measured) and prepared.way not in tuning.measured)
+    if not run.trials:
+        tuning.record(prepared.way, prepared.plan.length, seconds)
     if new:
         remember(tuning)
-        if not run.trials:
-            report.tried = [(way_text(way), each * tuning.length) for way, each in tuning.finite().items()]
+    return new
 
 
 class ChunkedRun:
@@ -148,7 +157,7 @@ class ChunkedRun:
 
     def _run(self) -> Any:
         __tracebackhide__ = True
-        plan, item = self.plan, self.prepared.item
+        plan = self.plan
         done = self._take_finished()
         todo = [bounds for bounds in self.bounds if bounds[0] not in done]
         self.monitor.plan(plan.length, len(self.bounds), f"{plan.parts} {unit_of(plan.strategy)}s", self.resumed)
@@ -161,6 +170,11 @@ class ChunkedRun:
         except BaseException as error:
             self._keep_finished(error)
             raise
+        return self._result()
+
+    def _result(self) -> Any:
+        """What the map gives, when all chunks are collected."""
+        item, plan = self.prepared.item, self.plan
         if isinstance(self.collector, FileResult):
             return self.collector.finish()
         kept = None
@@ -383,16 +397,23 @@ class ChunkedRun:
             found = self._run_one_by_one(begin, end)
             if found and debugging and self.options.on_error == "raise":
                 index = found[0][0]
-                raise FloatingPointError(
-                    f"NaN or inf in the result of item {index} of {self.batch.length} "
-                    f"({self.batch.describe_item(index)}); jax_debug_nans is on"
-                ) from None
+                raise self._not_finite(index) from None
             if not found:  # it does not fail alone: the error is not one item's
                 raise
             if self.options.on_error == "raise":
-                error.add_note(item_note(self.batch, found[0][0]))
+                self._blame(error, found[0][0])
                 raise
             self.failures.extend(found)
+
+    def _not_finite(self, index: int) -> FloatingPointError:
+        return FloatingPointError(
+            f"NaN or inf in the result of item {index} of {self.batch.length} "
+            f"({self.batch.describe_item(index)}); jax_debug_nans is on"
+        )
+
+    def _blame(self, error: BaseException, index: int) -> None:
+        """Say which item it was that failed."""
+        error.add_note(item_note(self.batch, index))
 
     def _run_one_by_one(self, begin: int, end: int) -> list[tuple[int, BaseException]]:
         skip = self.options.on_error == "skip"
@@ -414,8 +435,8 @@ class ChunkedRun:
 
 
 def unit_of(strategy: str) -> str:
-    """What shares the work of a chunk: devices, or threads on one device."""
-    return "thread" if strategy == "thread" else "device"
+    """What shares the work of a chunk: devices, or threads on one device; or engines that take chunk after chunk."""
+    return {"thread": "thread", "cluster": "engine"}.get(strategy, "device")
 
 
 # After an interrupt, inputs up to this size are read once more, so that they are known when the map goes on.

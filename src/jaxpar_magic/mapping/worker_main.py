@@ -217,8 +217,71 @@ class _Output(io.RawIOBase):
         return len(data)
 
 
-class _Worker:
+class ItemRunner:
+    """A function that arrived here, and what its items are made of. Calls it for item after item."""
+
+    passing: tuple[type[BaseException], ...] = ()  # exceptions that end the chunk instead of being an item's
+
+    def __init__(self) -> None:
+        self.function: Any = None
+        self.classes: dict[int, type] = {}
+        self.stop_at_failure = False
+
+    def add_classes(self, sources: dict, parts: list) -> None:
+        self._show_sources(sources)
+        _, classes = Unpickler(parts, self.classes).load()
+        self.classes.update(classes)
+
+    def run_items(self, parts: list) -> tuple[list[tuple], list[Any]]:
+        """(an entry for each item that ran, the parts of what they gave): results or exceptions."""
+        items = Unpickler(parts, self.classes).load()
+        items.reverse()
+        numbers = {id(kind): number for number, kind in self.classes.items()}
+        entries: list[tuple] = []
+        payload: list[Any] = []
+        while items:
+            index, args, kwargs = items.pop()  # and let it go when it is done: chunks can be large
+            if self._stop_before(index):
+                break
+            entry, result_parts = self.call_function(index, args, kwargs, numbers)
+            del args, kwargs
+            entries.append((*entry, len(result_parts)))
+            payload += result_parts
+            if self.stop_at_failure and entry[0] != "result":
+                break
+        return entries, payload
+
+    def _stop_before(self, index: int) -> bool:
+        return False
+
+    def call_function(self, index: int, args: tuple, kwargs: dict, numbers: dict[int, int]) -> tuple[tuple, list]:
+        make_pickler = functools.partial(ResultPickler, numbers)
+        try:
+            result = self.function(*args, **kwargs)
+        except self.passing:
+            raise
+        except BaseException as error:  # SystemExit too: it is the item that fails, not the worker
+            return ("error", index, *told(error)), packed_error(error, make_pickler)
+        finally:
+            self._flush_output()
+        try:
+            return ("result", index), pack(result, make_pickler)
+        except Exception as error:
+            name, part = find_unpicklable(result, "the result")
+            return ("unsendable", index, name, type_name(type(part)), message_of(error)), []
+
+    def _flush_output(self) -> None:
+        """What the function printed is sent before what it returned."""
+
+    def _show_sources(self, sources: dict[str, list[str]]) -> None:
+        # Cells have no file: with their lines here, tracebacks and warnings can quote them.
+        for name, lines in sources.items():
+            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+
+
+class _Worker(ItemRunner):
     def __init__(self, connection: socket.socket, state: mmap.mmap):
+        super().__init__()
         self.connection = connection
         self.state = state
         # Not sys.stdout and sys.stderr later on, which the function may replace.
@@ -234,10 +297,7 @@ class _Worker:
         self.sending = threading.Lock()  # threads of the user's function may print
         self.call = 0
         self.digest: bytes | None = None
-        self.function: Any = None
         self.function_classes: dict[int, type] = {}
-        self.classes: dict[int, type] = {}
-        self.stop_at_failure = False
         self.loaded_files: dict[str, int] = {}
 
     def send(self, kind: str, *arguments: Any, parts: list[Any] | None = None) -> None:
@@ -263,8 +323,7 @@ class _Worker:
             try:
                 handlers[kind](*arguments, parts)
             except BaseException as error:  # rebuilding what arrived can run and fail in any user code
-                details = type_name(type(error)), message_of(error), _user_traceback(error)
-                self.send("unloadable", kind, *details)
+                self.send("unloadable", kind, *told(error))
 
     def begin(
         self,
@@ -294,59 +353,22 @@ class _Worker:
         self._note_loaded_files()
         self.send("ready")
 
-    def add_classes(self, sources: dict, parts: list) -> None:
-        self._show_sources(sources)
-        _, classes = Unpickler(parts, self.classes).load()
-        self.classes.update(classes)
-
     def run_chunk(self, parts: list) -> None:
-        items = Unpickler(parts, self.classes).load()
-        items.reverse()
-        numbers = {id(kind): number for number, kind in self.classes.items()}
-        entries: list[tuple] = []
-        payload: list[Any] = []
-        while items:
-            index, args, kwargs = items.pop()  # and let it go when it is done: chunks can be large
-            if self.state[STOP]:
-                break
-            CURRENT_ITEM.pack_into(self.state, 0, index)
-            entry, result_parts = self.call_function(index, args, kwargs, numbers)
-            del args, kwargs
-            entries.append((*entry, len(result_parts)))
-            payload += result_parts
-            if self.stop_at_failure and entry[0] != "result":
-                break
+        entries, payload = self.run_items(parts)
         CURRENT_ITEM.pack_into(self.state, 0, NO_ITEM)
         self._note_loaded_files()
         self.send("done", entries, parts=payload)
 
-    def call_function(self, index: int, args: tuple, kwargs: dict, numbers: dict[int, int]) -> tuple[tuple, list]:
-        make_pickler = functools.partial(_ResultPickler, numbers)
-        try:
-            result = self.function(*args, **kwargs)
-        except BaseException as error:  # SystemExit too: it is the item that fails, not the worker
-            entry = ("error", index, type_name(type(error)), message_of(error), _user_traceback(error))
-            try:
-                return entry, pack(error, make_pickler)
-            except Exception:
-                return entry, []
-        finally:
-            self._flush_output()
-        try:
-            return ("result", index), pack(result, make_pickler)
-        except Exception as error:
-            name, part = find_unpicklable(result, "the result")
-            return ("unsendable", index, name, type_name(type(part)), message_of(error)), []
+    def _stop_before(self, index: int) -> bool:
+        if self.state[STOP]:
+            return True
+        CURRENT_ITEM.pack_into(self.state, 0, index)
+        return False
 
     def _flush_output(self) -> None:
         for stream in self.streams:
             with contextlib.suppress(ValueError):  # the function closed it
                 stream.flush()
-
-    def _show_sources(self, sources: dict[str, list[str]]) -> None:
-        # Cells have no file: with their lines here, tracebacks and warnings can quote them.
-        for name, lines in sources.items():
-            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
     def _note_loaded_files(self) -> None:
         for file in _module_files():
@@ -358,7 +380,7 @@ class _Worker:
         return any(_modified(file) != time for file, time in self.loaded_files.items())
 
 
-class _ResultPickler(cloudpickle.Pickler):
+class ResultPickler(cloudpickle.Pickler):
     """Sends a class that came from the parent back as its number.
 
     By value it would arrive as a copy, and cloudpickle would put the copy's methods, with copies of their
@@ -373,11 +395,24 @@ class _ResultPickler(cloudpickle.Pickler):
         return self._numbers.get(id(obj))
 
 
-def _user_traceback(error: BaseException) -> str:
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def told(error: BaseException) -> tuple[str, str, str]:
+    """(type, message, the user's part of the traceback) of an exception, as text."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None and os.path.abspath(frames.tb_frame.f_code.co_filename).startswith(_OURS):
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    trace = "".join(traceback.format_exception(type(error), error, frames))
+    return type_name(type(error)), message_of(error), trace
+
+
+def packed_error(error: BaseException, make_pickler: Callable[..., Any]) -> list[Any]:
+    """The parts of an exception; none if it cannot be pickled."""
+    try:
+        return pack(error, make_pickler)
+    except Exception:
+        return []
 
 
 def _module_files() -> Iterator[str]:

@@ -35,16 +35,18 @@ class Outbound:
         self.digest = b""
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> Outbound:
-        """Pickle the function, once for all workers. Raises WorkerError naming what cannot be pickled."""
+    def of(cls, function: Callable[..., Any], along: Any = None, where: str = "worker processes") -> Outbound:
+        """Pickle the function, once for all workers, as a pair with what goes `along` if there is something.
+
+        Raises WorkerError naming what cannot be pickled.
+        """
         outbound = cls()
         try:
-            outbound.function_parts = outbound._pack_defining(function, {})
+            outbound.function_parts = outbound._pack_defining(function if along is None else (function, along), {})
         except Exception as error:
             name = getattr(function, "__name__", type(function).__name__)
             raise WorkerError(
-                f"The function {name!r} cannot be sent to worker processes: "
-                f"{explain_unpicklable(function, name, error)}.",
+                f"The function {name!r} cannot be sent to {where}: {explain_unpicklable(function, name, error)}.",
                 next_step=advice(find_unpicklable(function, name)[1]),
                 argument="function",
             ) from error

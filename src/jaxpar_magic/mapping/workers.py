@@ -217,27 +217,10 @@ class _Run:
 
     def _without_unpicklable(self, items: list[tuple[int, tuple, dict]]) -> list[tuple[int, tuple, dict]]:
         """The items that can travel. The others have failed."""
-        good = []
-        for item in items:
-            index, args, kwargs = item
-            try:
-                cloudpickle.dumps(item, protocol=5)
-            except Exception as error:
-                if len(args) == 1 and not kwargs:
-                    obj, name = args[0], "the item"
-                else:
-                    obj, name = {**dict(enumerate(args)), **kwargs}, "arguments"
-                reason = explain_unpicklable(obj, name, error)
-                failure = InputError(
-                    f"Item {index} cannot be sent to a worker process: {reason}.",
-                    next_step=advice(find_unpicklable(obj, name)[1]),
-                )
-                self.failures.append(ItemFailure(index, failure, ""))
-                if self.stop_at_failure:
-                    self.exhausted = True
-                    break
-            else:
-                good.append(item)
+        good, failures = without_unpicklable(items, self.stop_at_failure)
+        self.failures += failures
+        if failures and self.stop_at_failure:
+            self.exhausted = True
         return good
 
     def _split(self, chunk: Chunk) -> None:
@@ -305,36 +288,9 @@ class _Run:
     def _on_done(self, worker: Worker, entries: list[tuple], parts: list) -> None:
         chunk, worker.chunk = worker.chunk, None
         assert chunk is not None
-        failures = len(self.failures)
-        start = 0
-        for kind, index, *details, count in entries:
-            own = parts[start : start + count]
-            start += count
-            if kind == "result":
-                self._keep_result(index, own)
-            elif kind == "unsendable":
-                self.failures.append(_unsendable(index, *details))
-            else:
-                error = self._rebuild_error(own)
-                self.failures.append(_failure(index, error, *details))
-        self._finish(chunk, failed=len(self.failures) > failures)
-
-    def _keep_result(self, index: int, parts: list) -> None:
-        try:
-            self.results[index] = Unpickler(parts, self.outbound.classes).load()
-        except (Exception, SystemExit) as error:
-            failure = WorkerError(
-                f"The result of item {index} came back from its worker process but cannot be rebuilt here: "
-                f"{type_name(type(error))}: {message_of(error)}.",
-                next_step="return plain data (numbers, arrays, dicts), or make its class picklable.",
-            )
-            self.failures.append(ItemFailure(index, failure, ""))
-
-    def _rebuild_error(self, parts: list) -> Any:
-        try:
-            return Unpickler(parts, self.outbound.classes).load() if parts else None
-        except (Exception, SystemExit):  # typically its __init__ wants other arguments than it kept
-            return None
+        failures = read_entries(entries, parts, self.outbound, self.results)
+        self.failures += failures
+        self._finish(chunk, failed=bool(failures))
 
     def _on_unloadable(self, worker: Worker, what: str, kind: str, message: str, trace: str, parts: list) -> None:
         problem = f"cannot be rebuilt in a worker process: {kind}: {message}."
@@ -429,6 +385,66 @@ class _Run:
         raise WorkerError(f"A worker process {_ending(code)} {activity}{others}.", next_step=_after(code))
 
 
+def without_unpicklable(
+    items: list[tuple[int, tuple, dict]], stop_at_failure: bool, where: str = "a worker process"
+) -> tuple[list[tuple[int, tuple, dict]], list[ItemFailure]]:
+    """(the items that can travel, failures of the others); up to the first failure if that stops the map."""
+    good, failures = [], []
+    for item in items:
+        index, args, kwargs = item
+        try:
+            cloudpickle.dumps(item, protocol=5)
+        except Exception as error:
+            if len(args) == 1 and not kwargs:
+                obj, name = args[0], "the item"
+            else:
+                obj, name = {**dict(enumerate(args)), **kwargs}, "arguments"
+            failure = InputError(
+                f"Item {index} cannot be sent to {where}: {explain_unpicklable(obj, name, error)}.",
+                next_step=advice(find_unpicklable(obj, name)[1]),
+            )
+            failures.append(ItemFailure(index, failure, ""))
+            if stop_at_failure:
+                break
+        else:
+            good.append(item)
+    return good, failures
+
+
+def read_entries(
+    entries: list[tuple], parts: list, outbound: Outbound, results: dict[int, Any], source: str = "its worker process"
+) -> list[ItemFailure]:
+    """What `ItemRunner.run_items` gave in another process: `results` is filled by index, failures are returned."""
+    failures = []
+    start = 0
+    for kind, index, *details, count in entries:
+        own = parts[start : start + count]
+        start += count
+        if kind == "error":
+            failures.append(as_failure(index, rebuilt_error(own, outbound), *details))
+        elif kind == "unsendable":
+            failures.append(_unsendable(index, *details, source))
+        else:
+            try:
+                results[index] = Unpickler(own, outbound.classes).load()
+            except (Exception, SystemExit) as error:
+                failure = WorkerError(
+                    f"The result of item {index} came back from {source} but cannot be rebuilt here: "
+                    f"{type_name(type(error))}: {message_of(error)}.",
+                    next_step="return plain data (numbers, arrays, dicts), or make its class picklable.",
+                )
+                failures.append(ItemFailure(index, failure, ""))
+    return failures
+
+
+def rebuilt_error(parts: list, outbound: Outbound) -> Any:
+    """The exception that arrived as these parts; None if it did not, or cannot be rebuilt here."""
+    try:
+        return Unpickler(parts, outbound.classes).load() if parts else None
+    except (Exception, SystemExit):  # typically its __init__ wants other arguments than it kept
+        return None
+
+
 def _ending(code: int | None) -> str:
     if code is None:
         return "lost its connection"
@@ -449,16 +465,17 @@ def _after(code: int | None) -> str:
     return "map that item alone; C code that the function calls has crashed (the stack is printed above)."
 
 
-def _unsendable(index: int, part_name: str, part_type: str, message: str) -> ItemFailure:
+def _unsendable(index: int, part_name: str, part_type: str, message: str, source: str) -> ItemFailure:
     reason = message if part_name == "the result" else f"{part_name}, of type {part_type}, cannot be pickled"
     failure = WorkerError(
-        f"The result of item {index} cannot be sent back from its worker process: {reason}.",
+        f"The result of item {index} cannot be sent back from {source}: {reason}.",
         next_step="return plain data: numbers, arrays, strings, lists (also in place of a generator), dicts.",
     )
     return ItemFailure(index, failure, "")
 
 
-def _failure(index: int, error: BaseException | None, kind: str, message: str, trace: str) -> ItemFailure:
+def as_failure(index: int, error: BaseException | None, kind: str, message: str, trace: str) -> ItemFailure:
+    """An item's failure. An exception that could not be rebuilt is told by a WorkerError."""
     # SystemExit and its like would end this process, or pass for the user's own interrupt.
     if not isinstance(error, Exception):
         error = WorkerError(f"Item {index} raised {kind}: {message}")

@@ -20,11 +20,15 @@ _HOMES = {
     "thread": ("threaded", "THREAD", "Python threads, each mapping its part; needs no device count"),
     "process": ("process", None, "worker processes run the function as plain Python"),
     "serial": ("serial", None, "a plain Python loop"),
+    "cluster": ("", None, "engines of a cluster (%jaxcluster), each mapping chunks on its own devices"),
 }
 
 NAMES = tuple(_HOMES)
 PYTHON = ("process", "serial")  # run the function as it is, untraced
-TRACED = tuple(name for name in NAMES if name not in PYTHON)
+ELSEWHERE = ("cluster",)  # run on other machines, by who has registered for it (see ../elsewhere.py)
+LOCAL = tuple(name for name in NAMES if name not in ELSEWHERE)
+TRACED = tuple(name for name in LOCAL if name not in PYTHON)
+FALLING_BACK = ("auto", *ELSEWHERE)  # run plain Python where a function cannot be traced
 MULTI_DEVICE = ("jit", "shard_map", "pmap")
 ONE_LINERS = {name: text for name, (_, _, text) in _HOMES.items()}
 

@@ -1,0 +1,529 @@
+"""Hands pieces of a map to engines as they come free, and sees it through whatever happens to them.
+
+Each engine has two pieces at most: one that it runs, and the next, so that it never waits for the notebook. Near the
+end it has one, so that no piece waits behind a slow one while another engine is free. What comes back goes to a job,
+which knows what the pieces are made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import queue
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import ClusterError, WorkerError
+from ..mapping.monitor import Monitor
+from ..mapping.result import duration
+from ..mapping.worker_pickle import Outbound
+from . import engine_map
+from .settings import jax_options
+from .transport import LEAST_SHARED, Block, can_share
+
+if TYPE_CHECKING:
+    from .engines import Cluster, Engine
+
+# Neighbouring chunks go to an engine together if each takes less than this.
+PIECE_SECONDS = 0.25
+# A piece that has ended so many engines is not given to another.
+MAX_DEATHS = 3
+# Seconds: an engine whose process is stopped is told of after the first, and taken for lost after the second.
+STOPPED_TOLD, STOPPED_LOST = 3.0, 30.0
+# Seconds that engines get, after an interrupt, to end what they run.
+DRAIN = 1.5
+# Seconds for pieces before a failed one to end, so that the first failure is the one that is told.
+GRACE = 5.0
+_AGAIN = 0.5  # seconds after which an engine that still runs is interrupted once more
+_TICK = 0.1
+
+
+@dataclass
+class Piece:
+    """Neighbouring chunks that one engine gets at a time. `deaths` counts engines that ended while they ran it."""
+
+    chunks: list[tuple[int, int]]
+    deaths: int = 0
+
+    @property
+    def begin(self) -> int:
+        return self.chunks[0][0]
+
+    @property
+    def end(self) -> int:
+        return self.chunks[-1][1]
+
+    def __str__(self) -> str:
+        return f"items {self.begin:,} to {self.end - 1:,}" if self.end - self.begin > 1 else f"item {self.begin:,}"
+
+
+@dataclass
+class Member:
+    """An engine that takes part in a map."""
+
+    engine: Engine
+    view: Any
+    shares: bool  # it can open the notebook's shared memory
+    memory: float | int | str | None  # what it may hold
+    flights: list[Flight] = field(default_factory=list)
+    unfinished: list[Any] = field(default_factory=list)  # of an earlier map that did not end when it was interrupted
+    seconds: float | None = None  # for a chunk
+    class_parts: int = 0  # of classes that it has got
+    heard: float = 0.0
+    told: bool = False
+    lost: bool = False
+
+    @property
+    def busy(self) -> bool:
+        return not all(result.done() for result in self.unfinished)
+
+    def __str__(self) -> str:
+        return f"engine {self.engine.id} ({self.engine.host})"
+
+
+@dataclass(eq=False)
+class Flight:
+    """A call of an engine that is under way."""
+
+    member: Member
+    piece: Piece | None  # None: it receives the function
+    block: Block | None = None
+    result: Any = None
+    since: float = field(default_factory=time.monotonic)
+    printed: dict[str, int] = field(default_factory=dict)
+    settled: bool = False
+
+
+class Job(Protocol):
+    """What the pieces are made of."""
+
+    outbound: Outbound
+    most_chunks: int  # in a piece
+
+    def request(self, piece: Piece, member: Member, block: Block | None) -> tuple[dict[str, Any], Sequence[Any]]:
+        """(what `engine_map.run` is asked, buffers); large arrays go into the block, if there is one."""
+
+    def take(self, piece: Piece, member: Member, details: Sequence[Any], buffers: list) -> BaseException | None:
+        """Keep what a piece gave. The exception of an item, if that is to stop the map."""
+
+    def failed(self, piece: Piece, member: Member, details: Sequence[Any], buffers: list) -> BaseException:
+        """The exception of a piece, as the user would have seen it here."""
+
+    def unreachable(self, piece: Piece, member: Member, what: str) -> str:
+        """Do without what an engine cannot open; a note. It is asked again."""
+
+    def give_up(self, piece: Piece, error: WorkerError) -> None:
+        """Keep that a piece has no result, or raise `error`."""
+
+
+class _Memory:
+    """What is known of the engines of a cluster between maps."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[int, set[bytes]] = {}  # functions that each engine has
+        self.unfinished: dict[int, list[Any]] = {}
+        self.shares: dict[int, bool] = {}
+
+
+_memories: weakref.WeakKeyDictionary[Cluster, _Memory] = weakref.WeakKeyDictionary()
+
+
+class Crew:
+    """The engines that run one map.
+
+    Parameters
+    ----------
+    cluster: whose engines; its lock is held by the caller.
+    monitor: told of progress, and asked whether the time is over.
+    memory: what the user allows each engine, or None.
+    """
+
+    def __init__(self, cluster: Cluster, monitor: Monitor, memory: Any = None):
+        self.cluster = cluster
+        self.monitor = monitor
+        self.notes: list[str] = []
+        self.settings = jax_options()
+        self._memory = _memories.setdefault(cluster, _Memory())
+        self._answers: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
+        self._ended: list[Flight] = []  # of which output may still come
+        self._blocks: list[Block] = []
+        self._free_blocks: list[Block] = []
+        self._waiting: deque[Piece] = deque()
+        self._error: tuple[int, BaseException] | None = None
+        self._failed_at = 0.0
+        self._last_piece = ""
+        self._renew()
+        engines = cluster.engines
+        if not engines:
+            raise ClusterError("the cluster has no engines left.", next_step="%jaxcluster stop, then %jaxcluster start")
+        self.members = [
+            Member(
+                e,
+                cluster.client[e.id],
+                can_share() and cluster.here(e) and self._memory.shares.get(e.id, True),
+                memory if memory is not None else 0.8 / sum(e.host == other.host for other in engines),
+                unfinished=self._memory.unfinished.pop(e.id, []),
+            )
+            for e in engines
+        ]
+
+    def _renew(self) -> None:
+        """Engines that were lost since the last map come back, where the cluster is this notebook's own."""
+        if not self.cluster.lost or self.cluster.launcher is None:
+            return
+        count = self.cluster.lost
+        with contextlib.suppress(ClusterError):  # the others do the work
+            new = self.cluster.restart_lost()
+            self.notes.append(f"{count} lost engine{'s' if count > 1 else ''} started anew ({len(new)} ready)")
+
+    # ---------------------------------------------------------------- the map
+
+    def run(self, todo: Iterable[tuple[int, int]], job: Job) -> None:
+        """Run all chunks. Raises the first failure that `job` does not keep, and ClusterError if no engine is left."""
+        __tracebackhide__ = True
+        self._waiting = deque(Piece([bounds]) for bounds in todo)
+        program = _Load(job.outbound)
+        for member in self.members:
+            for result in member.unfinished:
+                result.add_done_callback(lambda _: self._answers.put(None))
+        try:
+            while self._goes_on():
+                self._hand_out(job, program)
+                self._receive(job, _TICK)
+                self.monitor.check()
+                self._watch()
+            if self._error is not None:
+                raise self._error[1]
+        except BaseException:
+            self._wind_up(job)
+            raise
+        finally:
+            self._show_rest()
+            program.close()
+            for block in self._blocks:
+                block.close()
+
+    @property
+    def _flights(self) -> list[Flight]:
+        return [flight for member in self.members for flight in member.flights]
+
+    def _goes_on(self) -> bool:
+        if self._error is None:
+            return bool(self._waiting or any(f.piece is not None for f in self._flights))
+        # A loop would have met a failure of an earlier item first.
+        earlier = any(f.piece is not None and f.piece.begin < self._error[0] for f in self._flights)
+        return earlier and time.monotonic() < self._failed_at + GRACE
+
+    def _hand_out(self, job: Job, program: _Load) -> None:
+        if self._error is not None:
+            return
+        free = [m for m in self.members if not m.busy]
+        for under_way in (0, 1):
+            for member in free:
+                if member.lost or not self._waiting or (under_way and len(self._waiting) < len(self.members)):
+                    continue
+                if sum(f.piece is not None for f in member.flights) == under_way:
+                    self._send_function(member, program)
+                    self._send(member, self._next_piece(member, job), job)
+
+    def _next_piece(self, member: Member, job: Job) -> Piece:
+        """The next chunks: together as many as take a quarter of a second, and never much of what is left."""
+        waiting = self._waiting
+        most = 1
+        if member.seconds is not None:
+            share = len(waiting) // (2 * len(self.members))
+            most = min(int(PIECE_SECONDS / max(member.seconds, 1e-6)), share, job.most_chunks)
+        piece = waiting.popleft()
+        while len(piece.chunks) < most and waiting and not (piece.deaths or waiting[0].deaths):
+            if waiting[0].begin != piece.end:
+                break
+            piece.chunks += waiting.popleft().chunks
+        return piece
+
+    def _send_function(self, member: Member, program: _Load) -> None:
+        loaded = self._memory.loaded.setdefault(member.engine.id, set())
+        if program.digest not in loaded:
+            loaded.add(program.digest)
+            self._call(Flight(member, None), engine_map.load, *program.message(member.shares))
+
+    def _send(self, member: Member, piece: Piece, job: Job) -> None:
+        block = None
+        if member.shares:
+            block = self._free_blocks.pop() if self._free_blocks else self._new_block()
+        request, buffers = job.request(piece, member, block)
+        request |= {"digest": job.outbound.digest, "settings": self.settings}
+        self._call(Flight(member, piece, block), engine_map.run, pickle.dumps(request, protocol=5), *buffers)
+
+    def _new_block(self) -> Block:
+        self._blocks.append(Block())
+        return self._blocks[-1]
+
+    def _call(self, flight: Flight, function: Any, *arguments: Any) -> None:
+        flight.member.flights.append(flight)
+        flight.result = flight.member.view.apply_async(function, *arguments)
+        flight.result.add_done_callback(lambda _: self._answers.put(flight))
+
+    # ---------------------------------------------------------------- answers
+
+    def _receive(self, job: Job, timeout: float, *, ending: bool = False) -> None:
+        __tracebackhide__ = True
+        self._show()
+        try:
+            flight = self._answers.get(timeout=timeout)
+        except queue.Empty:
+            return
+        if flight is not None and not flight.settled:
+            self._settle(flight, job, ending)
+
+    def _settle(self, flight: Flight, job: Job, ending: bool) -> None:
+        __tracebackhide__ = True
+        import ipyparallel
+
+        flight.settled = True
+        member, piece = flight.member, flight.piece
+        error = flight.result.exception()
+        if isinstance(error, ipyparallel.error.EngineError):
+            self._lost(flight, job, ending)
+            return
+        member.flights.remove(flight)
+        member.heard, member.told = time.monotonic(), False
+        self._ended.append(flight)
+        try:
+            if isinstance(error, ipyparallel.error.TaskAborted):
+                self._return([piece])
+            elif error is not None:
+                raise ClusterError(f"{member} cannot run this: {_described(error)}")
+            else:
+                answer, *buffers = flight.result.result()
+                kind, *details = pickle.loads(answer)
+                getattr(self, f"_on_{kind}")(flight, job, details, buffers, ending)
+        finally:
+            if flight.block is not None:
+                self._free_blocks.append(flight.block)
+
+    def _return(self, pieces: Sequence[Piece | None]) -> None:
+        self._waiting.extendleft(reversed([piece for piece in pieces if piece is not None]))
+
+    def _on_loaded(self, flight: Flight, job: Job, details: list, buffers: list, ending: bool) -> None:
+        """Pieces that follow find it there."""
+
+    def _on_unloadable(self, flight: Flight, job: Job, details: list, buffers: list, ending: bool) -> None:
+        kind, message, _ = details
+        self._memory.loaded[flight.member.engine.id].discard(job.outbound.digest)
+        raise WorkerError(
+            f"The function cannot be rebuilt on {flight.member}: {kind}: {message}.",
+            next_step="make what it needs importable there too: a module in a folder on sys.path, installed.",
+            argument="function",
+        )
+
+    def _on_missing(self, flight: Flight, job: Job, details: list, buffers: list, ending: bool) -> None:
+        self._memory.loaded[flight.member.engine.id].discard(job.outbound.digest)
+        flight.member.class_parts = 0
+        self._return([flight.piece])
+
+    def _on_interrupted(self, flight: Flight, job: Job, details: list, buffers: list, ending: bool) -> None:
+        # Not by us, unless it is the end: by whoever else uses these engines.
+        self._on_missing(flight, job, details, buffers, ending) if flight.piece is None else self._return(
+            [flight.piece]
+        )
+
+    def _on_unreachable(self, flight: Flight, job: Job, details: list, buffers: list, ending: bool) -> None:
+        member, (what,) = flight.member, details
+        if what.startswith("shared memory"):
+            member.shares = self._memory.shares[member.engine.id] = False
+            note = f"{member} cannot open shared memory: its items are sent"
+        else:
+            assert flight.piece is not None
+            note = job.unreachable(flight.piece, member, what)
+        if note not in self.notes:
+            self.notes.append(note)
+        if flight.piece is None:
+            self._memory.loaded[member.engine.id].discard(job.outbound.digest)
+        self._return([flight.piece])
+
+    def _on_error(self, flight: Flight, job: Job, details: list, buffers: list, ending: bool) -> None:
+        if ending:
+            return
+        assert flight.piece is not None
+        self._stop_at(flight.piece, job.failed(flight.piece, flight.member, details, buffers))
+
+    def _stop_at(self, piece: Piece, error: BaseException) -> None:
+        if self._error is None:
+            self._failed_at = time.monotonic()
+        if self._error is None or piece.begin < self._error[0]:
+            self._error = (piece.begin, error)
+
+    def _on_done(self, flight: Flight, job: Job, details: list, buffers: list, ending: bool) -> None:
+        __tracebackhide__ = True
+        piece, member = flight.piece, flight.member
+        assert piece is not None
+        member.seconds = details[0]["seconds"] / len(piece.chunks)
+        error = job.take(piece, member, details, buffers)
+        if error is not None and not ending:
+            self._stop_at(piece, error)
+
+    # ---------------------------------------------------------------- engines that are lost, or stopped
+
+    def _lost(self, flight: Flight, job: Job, ending: bool) -> None:
+        """An engine has ended. The oldest of its pieces is to blame; the others were waiting there."""
+        __tracebackhide__ = True
+        member = flight.member
+        if member.lost:
+            return
+        member.lost = True
+        self.members.remove(member)
+        self._memory.loaded.pop(member.engine.id, None)
+        flights, member.flights = member.flights, []
+        for one in flights:
+            one.settled = True
+        pieces = [one.piece for one in flights if one.piece is not None]
+        if ending:
+            return
+        line = f"{member} was lost"
+        blamed = flights[0].piece
+        if blamed is not None:
+            self._last_piece = str(blamed)
+            line += f" at {blamed}"
+        if self.members:
+            line += ", which go to another engine" if pieces else ""
+        self.notes.append(line)
+        self.monitor.say(f"parmap: {line}")
+        if blamed is not None:
+            pieces[0:1] = [Piece([chunk], blamed.deaths + 1) for chunk in blamed.chunks]
+        given_up = [piece for piece in pieces if piece.deaths >= MAX_DEATHS]
+        self._return([piece for piece in pieces if piece.deaths < MAX_DEATHS])
+        for piece in given_up:
+            job.give_up(
+                piece,
+                WorkerError(
+                    f"{piece}: {piece.deaths} engines ended while they ran them, one after the other.",
+                    next_step="map these items alone: something ends the process (memory runs out, os._exit, C code "
+                    "crashes). on_error='skip' leaves them out.",
+                ),
+            )
+        if not self.members and (self._waiting or given_up):
+            what = f", the last while it ran {self._last_piece}" if self._last_piece else ""
+            raise ClusterError(
+                f"all engines of the cluster were lost{what}.",
+                next_step="run it again: lost engines are started anew."
+                if self.cluster.launcher is not None
+                else "start engines where the others were, then run it again.",
+            )
+
+    def _watch(self) -> None:
+        """Look after engines that do not answer."""
+        now = time.monotonic()
+        for member in list(self.members):
+            if not member.flights:
+                continue
+            quiet = now - max(member.heard, member.flights[0].since)
+            if quiet < STOPPED_TOLD or not (self.cluster.here(member.engine) and _is_stopped(member.engine.pid)):
+                continue
+            if quiet >= STOPPED_LOST:
+                self.cluster.kill([member.engine.id])  # its pieces come back as those of any lost engine
+            elif not member.told:
+                member.told = True
+                self.monitor.say(
+                    f"parmap: {member} does not answer: its process {member.engine.pid} is stopped; without it in "
+                    f"{duration(STOPPED_LOST - quiet)}"
+                )
+
+    # ---------------------------------------------------------------- an early end
+
+    def _wind_up(self, job: Job) -> None:
+        """Interrupt what runs, and wait for it, so that nothing of it runs into the next map. Keep what was done."""
+        self._waiting.clear()
+        deadline, again = time.monotonic() + DRAIN, 0.0
+        try:
+            while self._flights and time.monotonic() < deadline:
+                if time.monotonic() >= again:
+                    again = time.monotonic() + _AGAIN
+                    self._interrupt()
+                with contextlib.suppress(Exception):  # the one that is on its way says what is wrong
+                    self._receive(job, _TICK / 2, ending=True)
+        finally:
+            for flight in self._flights:
+                self._memory.unfinished.setdefault(flight.member.engine.id, []).append(flight.result)
+
+    def _interrupt(self) -> None:
+        running = [m.engine.id for m in self.members if m.flights]
+        for member in self.members:
+            queued = [identity for flight in member.flights[1:] for identity in flight.result.msg_ids]
+            if queued:
+                self.cluster.client.abort(queued, targets=[member.engine.id], block=False)
+        self.cluster.interrupt(running)
+
+    # ---------------------------------------------------------------- what engines print
+
+    def _show(self) -> None:
+        for flight in [*self._ended, *self._flights]:
+            self._show_one(flight)
+        self._ended = [flight for flight in self._ended if not flight.result.wait_for_output(0)]
+
+    def _show_one(self, flight: Flight, *, ended: bool = False) -> None:
+        complete = ended or (flight.settled and flight.result.wait_for_output(0))
+        printed = flight.result.metadata
+        for name in ("stdout", "stderr"):
+            text = printed[name] or ""
+            begin = flight.printed.get(name, 0)
+            end = len(text) if complete else text.rfind("\n") + 1
+            if end > begin:
+                flight.printed[name] = end
+                stream = getattr(sys, name)
+                for line in text[begin:end].splitlines():
+                    print(f"[engine {flight.member.engine.id}] {line}", file=stream)
+
+    def _show_rest(self) -> None:
+        """Output may come after the result."""
+        deadline = time.monotonic() + 1.0
+        for flight in self._ended:
+            flight.result.wait_for_output(max(0.0, deadline - time.monotonic()))
+            self._show_one(flight, ended=True)
+        self._ended.clear()
+
+
+class _Load:
+    """A function on its way to the engines: once in shared memory for all on this machine, or as a message."""
+
+    def __init__(self, outbound: Outbound):
+        self._outbound = outbound
+        self.digest = outbound.digest
+        self._block: Block | None = None
+
+    def message(self, shares: bool) -> tuple[Any, ...]:
+        """The arguments of `engine_map.load`."""
+        parts = self._outbound.function_parts
+        sizes = [memoryview(part).nbytes for part in parts]
+        address = None
+        if shares and sum(sizes) >= LEAST_SHARED:
+            if self._block is None:
+                self._block = Block()
+                offset = 0
+                for part, size in zip(parts, sizes):
+                    self._block.write(offset, part)
+                    offset += size
+            address, parts = self._block.address, []
+        head = pickle.dumps((self.digest, self._outbound.sources, sizes, address), protocol=5)
+        return (head, *(memoryview(part) for part in parts))
+
+    def close(self) -> None:
+        if self._block is not None:
+            self._block.close()
+
+
+def _is_stopped(process: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
+def _described(error: BaseException) -> str:
+    return f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
