@@ -183,3 +183,19 @@ def test_the_variable_that_sizes_the_thread_pool():
     """
     few, many = (int(run_python(code, env={"NPROC": n}).stdout) for n in ("3", "7"))
     assert many - few >= 4
+
+
+def test_the_context_of_an_equation():
+    """`ctx` of a jaxpr's equations, with what it is compared by"""
+    done = run_python(
+        """
+        import jax
+        from jaxpar_magic import _jax
+        def contexts(partitionable):
+            with jax.threefry_partitionable(partitionable):
+                jaxpr = jax.make_jaxpr(lambda x: x + 1)(1.0)
+            return [_jax.equation_context(e) for e in jaxpr.jaxpr.eqns]
+        print(contexts(True) == contexts(True), contexts(True) == contexts(False))
+        """
+    )
+    assert done.stdout.split() == ["True", "False"]

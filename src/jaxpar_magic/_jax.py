@@ -59,6 +59,16 @@ def with_constants_as_arguments(closed: Any, minimum_bytes: int) -> tuple[Any, l
     return jaxpr_as_fun(ClosedJaxpr(changed, [c for _, c in small])), [c for _, c in large]
 
 
+def equation_context(equation: Any) -> tuple[Any, ...]:
+    """What a jaxpr's equation was traced under, besides its operands: to compare it with another's.
+
+    `jax.extend.core` exports equations; their `ctx` is undocumented and has no equality. 0.6.2 to 0.12.
+    """
+    context = getattr(equation, "ctx", None)
+    names = ("compute_type", "threefry_partitionable", "cur_abstract_mesh", "xla_metadata")
+    return tuple(getattr(context, name, None) for name in names)
+
+
 def ordered_effects(closed: Any) -> bool:
     """Whether a traced function has ordered effects (`ordered=True` callbacks): JAX runs those on one device only.
 

@@ -7,12 +7,15 @@ The manifest says which map the files belong to; what does not fit is refused, n
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,15 +25,16 @@ import numpy as np
 
 from .._jax import setting
 from ..errors import CheckpointError, JaxparError
+from ..machine import usable_cores
 from .inputs import Batch
 from .options import MapOptions
 from .sources import LazyArray
 from .tracing import ItemProgram
 
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST = "manifest.json"
-# An input that is not in memory is read in blocks of this size, to know it again.
-_BLOCK_BYTES = 32 << 20
+# Arrays are digested in blocks of about this size: several at a time, or one after the other as they are read.
+_BLOCK_BYTES = 8 << 20
 
 
 # -------------------------------------------------------------------- which map is it
@@ -87,23 +91,16 @@ def _program_text(item: ItemProgram | None, function: Callable) -> list[Any]:
 
 
 def _digest(value: Any) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.sha256()  # processors have instructions for it: 1.5 times as fast as blake2b
     _feed(digest, value)
-    return digest.hexdigest()
+    return digest.hexdigest()[:32]
 
 
 def _feed(digest: Any, value: Any) -> None:
-    if isinstance(value, np.ndarray) and value.dtype != object:
+    if isinstance(value, LazyArray) or (isinstance(value, np.ndarray) and value.dtype != object):
         digest.update(f"{value.dtype}{value.shape}".encode())
-        if value.size:
-            digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-    elif isinstance(value, LazyArray):  # the same digest as the whole array has
-        digest.update(f"{value.dtype}{value.shape}".encode())
-        rows = max(1, _BLOCK_BYTES * len(value) // max(1, value.nbytes))
-        for begin in range(0, len(value), rows):
-            block = np.ascontiguousarray(value[begin : begin + rows])
-            if block.size:
-                digest.update(block.reshape(-1).view(np.uint8).data)
+        for block in _block_digests(value):
+            digest.update(block)
     elif isinstance(value, list | tuple):
         digest.update(f"{type(value).__name__}{len(value)}".encode())
         for element in value:
@@ -117,6 +114,26 @@ def _feed(digest: Any, value: Any) -> None:
             digest.update(pickle.dumps(value, protocol=5))
         except Exception:  # what cannot be pickled counts by what it shows of itself
             digest.update(repr(value).encode())
+
+
+def _block_digests(array: np.ndarray | LazyArray) -> Iterable[bytes]:
+    """Of blocks of rows: the same for an array in memory and one that is read from a file."""
+    if array.shape == ():
+        return [_block_digest(np.asarray(array))]
+    rows = max(1, _BLOCK_BYTES * len(array) // max(1, array.nbytes))
+    blocks = (array[begin : begin + rows] for begin in range(0, len(array), rows))
+    if isinstance(array, LazyArray) or array.nbytes <= _BLOCK_BYTES:
+        return map(_block_digest, blocks)
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        return list(threads.map(_block_digest, blocks))
+
+
+def _block_digest(block: np.ndarray) -> bytes:
+    return hashlib.sha256(_bytes_of(block)).digest()
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 # -------------------------------------------------------------------- finished chunks
@@ -145,9 +162,9 @@ class Finished:
         if self.folder is None:
             self.chunks[begin] = (end, values)
             return
-        header, data = _encode(values)
-        header |= {"begin": begin, "end": end, "digest": _digest(data)}
-        _write_whole(self.folder / _name(begin, end), json.dumps(header).encode() + b"\n" + data)
+        header, pieces = _encode(values)
+        header |= {"begin": begin, "end": end, "crc32": _checksum(pieces)}
+        _write_whole(self.folder / _name(begin, end), json.dumps(header).encode(), b"\n", *pieces)
 
     def values(self, begin: int) -> Any:
         """What was computed in the chunk that begins there. CheckpointError if its file is damaged."""
@@ -160,12 +177,18 @@ class Finished:
         return sum(end - begin for begin, (end, _) in self.chunks.items())
 
 
-def _encode(values: Any) -> tuple[dict[str, Any], bytes]:
+def _encode(values: Any) -> tuple[dict[str, Any], list[Any]]:
+    """(what it is, its bytes in pieces, which are not copied)."""
     if isinstance(values, list) and all(isinstance(v, jax.Array | np.ndarray) for v in values):
         arrays = [np.asarray(v, order="C") for v in values]
         described = [{"dtype": a.dtype.name, "shape": a.shape} for a in arrays]
-        return {"arrays": described}, b"".join(a.tobytes() for a in arrays)
-    return {"pickle": True}, pickle.dumps(values, protocol=5)
+        return {"arrays": described}, [_bytes_of(a) for a in arrays]
+    return {"pickle": True}, [pickle.dumps(values, protocol=5)]
+
+
+def _checksum(pieces: Iterable[Any]) -> int:
+    """Tells a damaged file; nobody forges one."""
+    return functools.reduce(lambda checksum, piece: zlib.crc32(piece, checksum), pieces, 0)
 
 
 def _decode(header: Mapping[str, Any], data: bytes) -> Any:
@@ -185,13 +208,13 @@ def _name(begin: int, end: int) -> str:
     return f"items-{begin:010d}-{end:010d}.chunk"
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def _write_whole(path: Path, *pieces: Any) -> None:
     """Write a file that is there whole or not at all, even through a power cut."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
+                file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -295,8 +318,8 @@ def _read_chunk(file: Path, begin: int, end: int) -> Any:
     try:
         line, _, data = file.read_bytes().partition(b"\n")
         header = json.loads(line)
-        if _digest(data) != header["digest"] or (header["begin"], header["end"]) != (begin, end):
-            raise ValueError("digest")
+        if _checksum([data]) != header["crc32"] or (header["begin"], header["end"]) != (begin, end):
+            raise ValueError("crc32")
         return _decode(header, data)
     except (OSError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError):
         raise _damaged(file, "is damaged") from None

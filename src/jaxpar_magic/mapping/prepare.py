@@ -25,6 +25,7 @@ from .monitor import Monitor
 from .options import MapOptions
 from .planner import MapPlan, Resources, Way, first_way, padded_to_known, plan_map
 from .programs import forget_programs_of_other
+from .same_program import same_program
 from .strategies.base import Executable, Layout, dealt_out
 from .tracing import ItemProgram, trace_item
 from .tuner import Tuning, tuning_of
@@ -80,7 +81,7 @@ class Timer:
 
 TRIED = "chosen by measuring"
 
-_prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
+_prepared: OrderedDict[tuple, Prepared] = OrderedDict()
 # (program, strategy, devices, parts, widths wanted) → (items in a chunk, batch width) of what was compiled
 _sizes: OrderedDict[tuple, list[tuple[int, int]]] = OrderedDict()
 # function's code → fingerprint at its last trace: JAX caches traces of inner jitted functions by identity
@@ -112,6 +113,14 @@ def prepare(
             return in_way_or_best(prepared, prepared.tuning.next_call() if to_run else prepared.tuning.best, timer)
     _forget_other_devices()
     item, notes, identity, finished = traced(function, batch, options, found, print_, monitor)
+    same = None if key is None else _same_map(key, item)
+    if key is not None and print_ is not None and same is not None:
+        prepared = replace(same, function=weak(function), captured=print_)
+        _keep(key, prepared)
+        if prepared.tuning is not None:
+            prepared = in_way_or_best(prepared, prepared.tuning.next_call() if to_run else prepared.tuning.best, timer)
+        timer.compile = time.perf_counter() - begin
+        return replace(prepared, item=item)  # with the notes of this run
     most = None
     if finished is not None:
         options = replace(options, chunk_size=finished.chunk_size)
@@ -132,10 +141,23 @@ def prepare(
         kept = replace(prepared, item=replace(item, notes=item.notes[len(notes) :]))
         if kept.way is not None:
             kept.ways[kept.way] = kept
-        _prepared[key] = kept
-        while len(_prepared) > MAX_PREPARED:
-            _prepared.popitem(last=False)
+        _keep(key, kept)
     return prepared
+
+
+def _keep(key: tuple, prepared: Prepared) -> None:
+    _prepared[key] = prepared
+    _prepared.move_to_end(key)
+    while len(_prepared) > MAX_PREPARED:
+        _prepared.popitem(last=False)
+
+
+def _same_map(key: tuple, item: ItemProgram) -> Prepared | None:
+    """What was made ready for another function that is the same program: mostly the same cell, run before."""
+    for known, prepared in reversed(_prepared.items()):
+        if known[1:] == key[1:] and same_program(prepared.item, item):
+            return prepared
+    return None
 
 
 def traced(
@@ -357,7 +379,7 @@ _SETTINGS = (
 )
 
 
-def _call_key(function, batch: Batch, options: MapOptions, devices) -> Hashable | None:
+def _call_key(function, batch: Batch, options: MapOptions, devices) -> tuple | None:
     """What must be equal for a prepared map to serve again; None if that cannot be told."""
     parts: list[Hashable] = []
     alive: list[weakref.ref] = []
