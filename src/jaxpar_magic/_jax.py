@@ -7,9 +7,11 @@ fails the day it goes.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -214,8 +216,6 @@ def without_context_mesh() -> Any:
     A mesh that the user has set would be taken for theirs: "The context mesh should match the mesh passed to
     shard_map". An empty `Mesh` for `jax.set_mesh` is not documented to unset it, but does so up to 0.12.
     """
-    import contextlib
-
     import jax
     import numpy
 
@@ -238,3 +238,21 @@ def cpu_pool_threads(cores: int, devices: int) -> int:
     """Threads of the pool that all CPU devices of a client share; `cores` are those that the process may use."""
     wanted = os.environ.get(POOL_VARIABLE, "")
     return max(int(wanted) if wanted.isdigit() and int(wanted) > 0 else cores, devices)
+
+
+@contextlib.contextmanager
+def collectives_listening_on(address: str) -> Iterator[None]:
+    """While a backend of several processes starts: its CPU collectives (gloo) listen on this address of this machine.
+
+    By themselves they listen where the machine's own name points: to the network although all processes are here, or
+    to loopback although others wait for them elsewhere. There is no setting. JAX 0.6 to 0.12 call
+    `jaxlib._jax.make_gloo_tcp_collectives` by its module; its parameter `hostname` JAX leaves out.
+    """
+    from jaxlib import _jax as module
+
+    original = module.make_gloo_tcp_collectives
+    module.make_gloo_tcp_collectives = functools.partial(original, hostname=address)
+    try:
+        yield
+    finally:
+        module.make_gloo_tcp_collectives = original

@@ -17,6 +17,21 @@ from .strategies import PYTHON
 _CHOICES = {"remainder": REMAINDER, "on_error": ON_ERROR, "check": (None, *CHECK)}
 
 
+# What means nothing to one program over all items: option → (its usual value, why).
+_NOT_WITH_SPMD: dict[str, tuple[Any, str]] = {
+    "devices": (None, "the program uses all devices of all engines"),
+    "batch_size": (None, "all items are in one program"),
+    "chunk_size": (None, "all items are in one program, so that collectives see them all"),
+    "out_axes": (0, "the items of a result lie along axis 0"),
+    "remainder": ("pad", "any number of items is computed as it is, whatever the number of devices"),
+    "on_error": ("raise", "items run together, and fail together"),
+    "checkpoint": (None, "there are no chunks to keep"),
+    "resume": (False, "there are no chunks to go on from"),
+    "memory": (None, "all items are in memory at once, spread over the engines"),
+    "out_file": (None, "the result is not written chunk by chunk; keep_sharded leaves it on the engines"),
+}
+
+
 @dataclass(frozen=True)
 class MapOptions:
     """See `parmap` for what each means."""
@@ -38,6 +53,8 @@ class MapOptions:
     memory: int | float | str | None = None
     input_file: str | os.PathLike | None = None
     out_file: str | os.PathLike | None = None
+    spmd: bool = False
+    keep_sharded: bool = False
 
     def __post_init__(self) -> None:
         check_strategy(self.strategy)
@@ -61,6 +78,7 @@ class MapOptions:
                     f"{name}={value!r}: not one of {listed}.{did_you_mean(str(value), [k for k in known if k])}",
                     argument=name,
                 )
+        self._check_spmd()
         if self.memory is not None:
             if self.strategy in PYTHON:
                 raise OptionError(
@@ -74,6 +92,27 @@ class MapOptions:
             self._check_out_file()
         if isinstance(self.static, str):
             object.__setattr__(self, "static", (self.static,))
+
+    def _check_spmd(self) -> None:
+        if self.keep_sharded and not self.spmd:
+            raise OptionError(
+                "keep_sharded: only the results of spmd=True can stay on the engines.", argument="keep_sharded"
+            )
+        if not self.spmd:
+            return
+        if self.strategy != "cluster":
+            raise OptionError(
+                f"spmd: one program over all engines of a cluster; strategy={self.strategy!r} has none.",
+                argument="spmd",
+                next_step="strategy='cluster'",
+            )
+        for name, (usual, why) in _NOT_WITH_SPMD.items():
+            if getattr(self, name) != usual:
+                raise OptionError(f"{name} and spmd do not go together: {why}.", argument=name)
+        if self.keep_sharded and self.check is not None:
+            raise OptionError(
+                "check and keep_sharded do not go together: the results stay on the engines, unseen.", argument="check"
+            )
 
     def _check_out_file(self) -> None:
         assert self.out_file is not None
