@@ -307,6 +307,7 @@ _LANES: dict[str, list[tuple[str, list[range]]]] = {
     "thread": [(f"thread {d}", [range(6 * d + i, 6 * d + i + 3) for i in (0, 3)]) for d in (0, 1)],
     "process": [(f"process {d}", [range(i, i + 1) for i in range(d, 12, 2)]) for d in (0, 1)],
     "serial": [("Python", [range(i, i + 1) for i in range(12)])],
+    "cluster": [("engine 0", [range(3), range(6, 9)]), ("engine 1", [range(3, 6), range(9, 12)])],
 }
 
 

@@ -10,12 +10,12 @@ import IPython
 import pytest
 from conftest import run_python
 
-from jaxpar_magic.magics import completion, jaxdevices, jaxexplain, offers, parmap
+from jaxpar_magic.magics import completion, jaxcluster, jaxdevices, jaxexplain, offers, parmap
 from jaxpar_magic.magics.offers import offer
 from jaxpar_magic.mapping import choices, monitor, strategies
 
 NEW = IPython.version_info >= (8, 6)
-STRATEGIES = ["auto", "vmap", "map", "jit", "shard_map", "pmap", "thread", "process", "serial"]
+STRATEGIES = ["auto", "vmap", "map", "jit", "shard_map", "pmap", "thread", "process", "serial", "cluster"]
 
 
 def double(x, factor=2):
@@ -50,7 +50,12 @@ NAMES = {"xs": [1], "double": double, "drag": 0.1, "os": os, "_hidden": 1, "wors
         ("%jaxexplain --o", ["--off", "--on"]),
         ("%parmap double xs -s", ["-s"]),
         ("%parmap double xs --zz", []),
+        ("%jaxcluster st", ["start", "status", "stop"]),
+        ("%jaxcluster start --de", ["--devices-per-engine"]),
+        ("%jaxcluster start st", []),  # one action
         # their values
+        ("%jaxcluster start --engines s", ["slurm", "ssh", "sge"]),
+        ("%jaxcluster start -n ", []),
         ("%parmap double xs -s ", STRATEGIES),
         ("%parmap double xs -s p", ["pmap", "process"]),
         ("%parmap double xs --strategy=vm", ["vmap"]),
@@ -179,7 +184,7 @@ def test_paths(tmp_path, monkeypatch):
 
 
 def test_every_option_that_takes_a_file_or_folder_offers_paths():
-    for parser in (parmap.make_parser(), jaxdevices.make_parser(), jaxexplain.make_parser()):
+    for parser in (module.make_parser() for module in (parmap, jaxdevices, jaxexplain, jaxcluster)):
         for action in parser.actions().values():
             told = "folder" in (action.help or "") or "DIR" in (action.help or "") or " file" in (action.help or "")
             assert told <= (action.metavar in offers._FOLDERS + offers._FILES), action

@@ -15,7 +15,7 @@ from jaxpar_magic import last_report, parmap
 from jaxpar_magic.mapping import api
 from jaxpar_magic.mapping.options import MapOptions
 from jaxpar_magic.mapping.source import Texts
-from jaxpar_magic.mapping.strategies import NAMES, TRACED
+from jaxpar_magic.mapping.strategies import LOCAL, TRACED
 
 PRELUDE = """
 import jax, jax.numpy as jnp, numpy as np
@@ -95,7 +95,7 @@ for code in codes:
 """
 
 
-@pytest.mark.parametrize("strategy", [s for s in NAMES if s != "process"])
+@pytest.mark.parametrize("strategy", [s for s in LOCAL if s != "process"])
 def test_the_code_gives_the_same_result_without_this_package(strategy):
     pairs = [code_and_value(f, i, n, {**o, "strategy": strategy}) for f, i, n, o in CALLS]
     done = subprocess.run(

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxpar_magic import last_report, parmap
-from jaxpar_magic.mapping.strategies import NAMES, TRACED
+from jaxpar_magic.mapping import strategies
+from jaxpar_magic.mapping.strategies import TRACED
 
-LOCAL = [name for name in ("auto", *NAMES) if name != "process"]  # processes have tests of their own
+LOCAL = [name for name in ("auto", *strategies.LOCAL) if name != "process"]  # processes have tests of their own
 
 
 def loop(function, *columns, **shared):
