@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import cluster
     from .backend import devices
     from .explanations import explain
     from .mapping import Comparison, MapReport, last_report, parmap
@@ -27,10 +28,12 @@ _HOMES = {
     "explain": ".explanations",
 }
 
-__all__ = ["Comparison", "MapReport", "__version__", "devices", "explain", "last_report", "parmap"]
+__all__ = ["Comparison", "MapReport", "__version__", "cluster", "devices", "explain", "last_report", "parmap"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "cluster":
+        return import_module(".cluster", __name__)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -40,7 +43,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(_HOMES))
+    return sorted({*globals(), *_HOMES, "cluster"})
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 from conftest import cell_errors, cell_text, run_notebook
 
-from jaxpar_magic.magics import jaxdevices, jaxexplain, parmap
+from jaxpar_magic.magics import jaxcluster, jaxdevices, jaxexplain, parmap
 
 SETUP = """
 %load_ext jaxpar_magic
@@ -37,7 +37,7 @@ def examples(text: str) -> list[str]:
                     break
                 body.append(below)
             found.append("\n".join([code, *body]))
-        elif re.match(r"(\w+ = )?%(parmap|jaxdevices|jaxexplain)\b", line):
+        elif re.match(r"(\w+ = )?%(parmap|jaxdevices|jaxexplain|jaxcluster)\b", line):
             found.append(code)
     return found
 
@@ -47,6 +47,7 @@ def parsers():
         "parmap": parmap.make_parser(),
         "jaxdevices": jaxdevices.make_parser(),
         "jaxexplain": jaxexplain.make_parser(),
+        "jaxcluster": jaxcluster.make_parser(),
     }
 
 
@@ -82,7 +83,7 @@ def executed():
     return {cell.source: cell for cell in notebook.cells}
 
 
-@pytest.mark.parametrize("name", ["parmap", "jaxdevices", "jaxexplain"])
+@pytest.mark.parametrize("name", ["parmap", "jaxdevices", "jaxexplain", "jaxcluster"])
 def test_examples_run(executed, name):
     found = examples(parsers()[name].description)
     assert len(found) >= 6
@@ -103,7 +104,7 @@ def test_question_mark_and_h_show_the_same(shell, capsys):
     shell.run_line_magic("load_ext", "jaxpar_magic")
     try:
         for name, parser in parsers().items():
-            asked = [f"%{name}?", f"?%{name}"] + ([f"%%{name}?"] if name != "jaxdevices" else [])
+            asked = [f"%{name}?", f"?%{name}"] + ([f"%%{name}?"] if name in ("parmap", "jaxexplain") else [])
             shown = []
             for line in [*asked, f"%{name} -h", f"%{name} --help"]:
                 assert shell.run_cell(line).success

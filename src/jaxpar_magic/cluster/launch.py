@@ -47,13 +47,17 @@ def own_folders() -> Path:
     return ipython_folder() / "jaxpar_magic"
 
 
+def profiles() -> list[str]:
+    """The names of the IPython profiles that there are."""
+    return sorted(path.name.removeprefix("profile_") for path in ipython_folder().glob("profile_*"))
+
+
 def profile_folder(profile: str) -> Path:
     """The folder of an IPython profile. Raises ClusterError if there is none of that name."""
     folder = ipython_folder() / f"profile_{profile}"
     if not folder.is_dir():
-        known = sorted(path.name.removeprefix("profile_") for path in ipython_folder().glob("profile_*"))
         raise ClusterError(
-            f"profile={profile!r}: there is no such profile in {ipython_folder()}.{did_you_mean(profile, known)}",
+            f"profile={profile!r}: there is no such profile in {ipython_folder()}.{did_you_mean(profile, profiles())}",
             next_step=f"ipython profile create {profile} --parallel",
             argument="profile",
         )

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
+from IPython.display import display
+
 
 @dataclass
 class CellBody:
@@ -186,3 +188,18 @@ def use_of_value() -> Literal["dropped", "shown", "returned", "used"]:
     # the display hook: PRINT_EXPR on Python 3.11, an intrinsic function since
     shown = instruction.opname == "PRINT_EXPR" or "INTRINSIC_PRINT" in instruction.argrepr
     return "shown" if shown else "used"
+
+
+def hand_over(shell: Any, report: Any, *, out: str | None, quiet: bool) -> Any:
+    """Give a report to who asked for it: into the variable `out` with one line shown, else as value or display."""
+    use = use_of_value()
+    if out is not None:
+        shell.user_ns[out] = report
+        if not quiet:
+            print(report.line())
+        return report if use == "used" else None
+    if use in ("used", "returned") or (use == "shown" and not quiet):
+        return report
+    if not quiet:
+        display(report)
+    return None

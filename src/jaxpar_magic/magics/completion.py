@@ -66,7 +66,7 @@ class Completion:
 
     def _offer(self, text: str) -> Any:
         """What `offers.offer` says. Never raises: IPython would print a traceback into the line being typed."""
-        if not any(f"%{name}" in text for name in ("parmap", "jaxdevices", "jaxexplain")):
+        if not any(f"%{name}" in text for name in ("parmap", "jaxdevices", "jaxexplain", "jaxcluster")):
             return None
         try:
             from .offers import offer

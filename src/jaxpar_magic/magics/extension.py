@@ -99,6 +99,7 @@ def load(shell: Any) -> None:
     if getattr(shell, _ATTRIBUTE, None) is not None:
         return
     from .completion import Completion
+    from .jaxcluster import JaxClusterMagics
     from .jaxdevices import FlagsGuard, JaxDevicesMagics
     from .jaxexplain import ErrorHook, JaxExplainMagics
     from .parmap import ParmapMagics
@@ -109,6 +110,7 @@ def load(shell: Any) -> None:
         settings = JaxparMagics(shell)
         loaded.add_configurable(settings)
         loaded.add_magics(JaxDevicesMagics)
+        loaded.add_magics(JaxClusterMagics)
         loaded.add_magics(ParmapMagics).settings = settings
         explain_magics = loaded.add_magics(JaxExplainMagics)
         explain_magics.settings = settings
@@ -137,3 +139,6 @@ def unload(shell: Any) -> None:
     workers = sys.modules.get("jaxpar_magic.mapping.workers")
     if workers is not None:
         workers.stop_workers()
+    cluster = sys.modules.get("jaxpar_magic.cluster")
+    if cluster is not None:
+        cluster.stop()

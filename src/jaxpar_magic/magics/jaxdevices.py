@@ -11,8 +11,8 @@ from typing import Any
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.display import display
 
-from .cell import use_of_value
-from .options import OptionParser, help_on_demand, unquote, usage_error
+from .cell import hand_over
+from .options import OptionParser, check_name, help_on_demand, unquote, usage_error
 
 _NAME = "jaxdevices"
 
@@ -71,8 +71,7 @@ class JaxDevicesMagics(Magics):
         options, positional = read
         if len(positional) > 1:
             raise usage_error(_NAME, f"one count at most, got {' '.join(positional)}.")
-        if options.out is not None and not options.out.isidentifier():
-            raise usage_error(_NAME, f"-o {options.out}: needs the name of a variable.")
+        check_name(_NAME, options.out)
         from ..backend import devices
 
         report = devices(
@@ -89,18 +88,7 @@ class JaxDevicesMagics(Magics):
             dry_run=options.dry_run,
             namespace=shell.user_ns,
         )
-        use = use_of_value()
-        quiet = options.quiet or line.rstrip().endswith(";")
-        if options.out is not None:
-            shell.user_ns[options.out] = report
-            if not quiet:
-                print(report.line())
-            return report if use == "used" else None
-        if use in ("used", "returned") or (use == "shown" and not quiet):
-            return report
-        if not quiet:
-            display(report)
-        return None
+        return hand_over(shell, report, out=options.out, quiet=options.quiet or line.rstrip().endswith(";"))
 
 
 help_on_demand(JaxDevicesMagics.jaxdevices, make_parser)

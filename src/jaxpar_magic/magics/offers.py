@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..mapping.choices import STRATEGIES
-from . import jaxdevices, jaxexplain, parmap
+from . import jaxcluster, jaxdevices, jaxexplain, parmap
 from .options import OptionParser, UsageError, is_option, take_apart
 
 _PARSERS: dict[str, Callable[[], OptionParser]] = {
     "parmap": parmap.make_parser,
     "jaxdevices": jaxdevices.make_parser,
     "jaxexplain": jaxexplain.make_parser,
+    "jaxcluster": jaxcluster.make_parser,
 }
 # `%parmap …`, also as `y = %parmap …` and behind another magic: `%time %parmap …`
 _LINE = re.compile(
@@ -103,6 +104,9 @@ def offer(text: str, names: Mapping[str, Any], last_fixes: int = 0) -> Offer | N
     if magic == "jaxdevices":
         counts = [] if positional else _counts()
         return _chosen(fragment, [*counts, *_flags(parser, line)], "value")
+    if magic == "jaxcluster":
+        actions = [] if positional else [*jaxcluster.ACTIONS]
+        return _chosen(fragment, [*actions, *_flags(parser, line)], "value")
     if magic == "jaxexplain":
         return _explained(fragment, line, last_fixes)
     return _expression(fragment, line, function=not line.in_cell and not positional)
@@ -159,6 +163,14 @@ def _value(action: argparse.Action, fragment: str, line: _Line) -> Offer | None:
         return _chosen(fragment, KNOWN, "value")
     if action.dest == "flag":
         return _xla_flags(fragment)
+    if action.dest == "launcher":
+        from ..cluster.launch import LAUNCHERS
+
+        return _chosen(fragment, LAUNCHERS, "value")
+    if action.dest == "profile":
+        from ..cluster.launch import profiles
+
+        return _chosen(fragment, profiles(), "value")
     if action.dest == "static":
         named = [token.partition("=")[0] for token in line.positional if "=" in token]
         return _chosen(fragment, [*line.parameters(), *filter(str.isidentifier, named)], "name")

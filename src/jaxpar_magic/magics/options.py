@@ -7,6 +7,7 @@ unclosed quote, knows no `-h`, and splits `np.linspace(0, 1, 5)` at its blanks.
 from __future__ import annotations
 
 import argparse
+import keyword
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -233,6 +234,12 @@ class OptionParser(argparse.ArgumentParser):
 def help_on_demand(magic: Any, make_parser: Callable[[], OptionParser]) -> None:
     """Make `%magic?` show the parser's help. IPython asks `getdoc`; as a docstring it would cost time when loading."""
     magic.getdoc = lambda: make_parser().format_help()
+
+
+def check_name(magic: str, out: str | None) -> None:
+    """Raise UsageError if the value of `-o` is not the name of a variable."""
+    if out is not None and (not out.isidentifier() or keyword.iskeyword(out)):
+        raise usage_error(magic, f"-o {out}: needs the name of a variable.")
 
 
 def is_option(token: str) -> bool:
