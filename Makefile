@@ -93,7 +93,7 @@ build/demo.ipynb: demo.ipynb $(SOURCES) $(VENV)/.demo
 	  --ExecutePreprocessor.timeout=600 \
 	  --KernelManager.transport=ipc --KernelManager.connection_file="$$(mktemp -d)/kernel.json"
 
-dist/.built: pyproject.toml README.md LICENSE $(SOURCES) $(VENV)/.build
+dist/.built: pyproject.toml README.md LICENSE tools/description.py $(SOURCES) $(VENV)/.build
 	@rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 	@touch $@

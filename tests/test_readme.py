@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,25 @@ def test_what_it_points_to_exists():
     assert len(targets) > 5
     missing = [t for t in targets if not t.startswith("https://") and not (ROOT / t).exists()]
     assert not missing
+
+
+def test_an_index_of_packages_shows_it_without_the_files_beside_it():
+    spec = importlib.util.spec_from_file_location("description", ROOT / "tools" / "description.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    hook, metadata = module.Description(str(ROOT), {}), {"urls": project.get("urls", {})}
+    hook.update(metadata)
+    text = metadata["readme"]["text"]
+    assert re.findall(r"\]\((?!https://|#)", text) == []
+    assert re.findall(r"^```.*?^```$", text, re.M | re.S) == re.findall(r"^```.*?^```$", README, re.M | re.S)
+
+    source = "![a](docs/a.png) [b](demo.ipynb) [c](https://c.org) [d](#d)\n```sh\n[e](e)\n```\n"
+    assert module.description(source, None) == "*Picture: a* b [c](https://c.org) [d](#d)\n```sh\n[e](e)\n```\n"
+    linked = module.description(source, "https://host/me/it/")
+    assert linked.startswith(
+        "![a](https://host/me/it/raw/HEAD/docs/a.png) [b](https://host/me/it/blob/HEAD/demo.ipynb)"
+    )
 
 
 def test_its_pictures_are_small_enough_to_load_at_once():

@@ -28,6 +28,8 @@ home = pathlib.Path(jaxpar_magic.__file__).parent
 assert pathlib.Path(sys.prefix) in home.parents, f"not the installed package: {home}"
 assert importlib.metadata.version("jaxpar-magic") == jaxpar_magic.__version__
 assert (home / "py.typed").exists()
+description = importlib.metadata.metadata("jaxpar-magic").get_payload()
+assert "# jaxpar-magic" in description and "](docs/" not in description, "links that an index of packages cannot follow"
 pages = list(home.glob("explanations/index/*.md"))
 assert pages, "no pages of the error index in the wheel"
 
