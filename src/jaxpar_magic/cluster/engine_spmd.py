@@ -30,7 +30,7 @@ from .transport import Address, FileArray, Unreachable, opened, pack, unpack, wr
 
 _AXIS = "engines"
 _DEATH = 10  # seconds until JAX takes a silent process for dead, and ends the others
-_REST = 0.5  # seconds for what was stopped to end
+_REST = 0.5  # seconds for a program that was interrupted to end
 _LAPACK = "lapack_"
 _NO_PROXY = "no_grpc_proxy"  # hosts that gRPC reaches directly
 
@@ -40,7 +40,7 @@ class StaleMesh(RuntimeError):
 
 
 class Stuck(RuntimeError):
-    """A program that nobody waits for any more does not end."""
+    """A program that was interrupted does not end."""
 
 
 @dataclass
@@ -145,10 +145,11 @@ def _platform(device: Any) -> str:
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
-def leave() -> None:
+def leave(refuse_stuck: bool = False) -> None:
     """Leave the mesh, if there is one, and let go of the backend. All engines of the mesh have to do it at once.
 
-    Raises `Stuck` if a program goes on all the same, as a loop without end does after an interrupt.
+    A program that was interrupted goes on until it ends by itself, with threads and exchanges of its own. With
+    `refuse_stuck` that is an error, unless it ends soon.
     """
     global _mesh
     from jax.extend.backend import clear_backends
@@ -157,9 +158,9 @@ def leave() -> None:
     _mesh = None
     jax.distributed.shutdown()
     deadline = time.monotonic() + _REST
-    while not all(map(_jax.is_ready, running)):  # collectives end by themselves: the others have gone
+    while refuse_stuck and not all(map(_jax.is_ready, running)):
         if time.monotonic() > deadline:
-            raise Stuck("a program that was stopped goes on")
+            raise Stuck("a program that was interrupted goes on")
         time.sleep(0.01)
     if _jax.live_platforms():
         engine_map.forget()  # programs of maps belong to the devices that go

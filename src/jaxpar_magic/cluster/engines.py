@@ -75,7 +75,7 @@ class Cluster:
     Attributes
     ----------
     client: the ipyparallel client.
-    lock: held by the map or program that runs: one at a time.
+    lock: held by the map or program that runs: one at a time. The thread that holds it may take it again.
     on_stop: called before the cluster ends, such as to release what an engine still uses.
     shared: a private folder in shared memory, seen by engines `here`; it goes with the cluster, whatever ends it.
     launcher: what starts engines; None for a cluster that was started elsewhere.
@@ -84,7 +84,7 @@ class Cluster:
 
     def __init__(self, client: Any, remains: Remains, guard: Guard, launcher: Launcher | None, devices: int | None):
         self.client = client
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.on_stop: list[Callable[[], None]] = []
         self.shared = Path(remains.shared)
         self.launcher = launcher
@@ -150,7 +150,7 @@ class Cluster:
             )
         refuse_mixed({i: found[i]["versions"] for i in new})
         self._settle(new, found, timeout)
-        self._wanted = max(self._wanted, len(self._known))
+        self._wanted = max(self._wanted, len(self.engines))
         away = sorted({found[i]["host"] for i in new if not found[i]["moved"]})
         if away:
             self.notes.append(

@@ -141,7 +141,9 @@ def give_up(cluster: Cluster | None) -> None:
     there = [engine for engine in mesh.engines if engine.id in cluster.client.ids]
     if len(there) == len(mesh.engines):
         with contextlib.suppress(Exception):
-            ask_all(cluster, there, engine_spmd.leave, [()] * len(there), lambda: None, _LEAVE)
+            # engines of somebody else cannot be started anew, and go on with what was interrupted
+            own = cluster.launcher is not None
+            ask_all(cluster, there, engine_spmd.leave, [(own,)] * len(there), lambda: None, _LEAVE)
             return
     # with one that is gone JAX would end the others, or let them wait for it
     cluster.kill(engine.id for engine in there)
@@ -239,19 +241,24 @@ def ask_all(
     __tracebackhide__ = True
     import ipyparallel
 
-    asked = [cluster.client[e.id].apply_async(function, *rest) for e, rest in zip(engines, arguments)]
-    waiting = list(zip(engines, asked))
+    asked: list[Any] = []
+    waiting: list[tuple[Engine, Any]] = []
     deadline = None if seconds is None else time.monotonic() + seconds
     try:
+        for engine, rest in zip(engines, arguments):
+            try:
+                asked.append(cluster.client[engine.id].apply_async(function, *rest))
+            except IndexError:  # it ended just now
+                raise _lost(cluster, engine) from None
+            waiting.append((engine, asked[-1]))
         while waiting:
             for engine, answer in [pair for pair in waiting if pair[1].ready()]:
                 waiting.remove((engine, answer))
                 try:
                     answer.get()
-                except ipyparallel.error.EngineError:
-                    raise _lost(cluster, engine) from None
                 except ipyparallel.error.RemoteError as error:
-                    raise _as_local(engine, error) from None
+                    lost = error.ename == ipyparallel.error.EngineError.__name__
+                    raise (_lost(cluster, engine) if lost else _as_local(engine, error)) from None
             if waiting:
                 check()
                 if deadline is not None and time.monotonic() > deadline:
