@@ -98,8 +98,8 @@ def prepare(
     found = captured(function)
     print_ = fingerprint(found)
     keeps = options.checkpoint is not None or options.resume
-    key = _call_key(function, batch, options, devices) if print_ is not None and not keeps else None
-    if key is not None:
+    key = _call_key(function, batch, options, devices) if print_ is not None else None
+    if key is not None and not keeps:
         prepared = _prepared.get(key)
         if (
             prepared is not None
@@ -108,26 +108,29 @@ def prepare(
             and prepared.captured.still_valid()
         ):
             _prepared.move_to_end(key)
-            if prepared.tuning is None:
-                return prepared
-            return in_way_or_best(prepared, prepared.tuning.next_call() if to_run else prepared.tuning.best, timer)
+            return _in_turn(prepared, timer, to_run)
     _forget_other_devices()
     item, notes, identity, finished = traced(function, batch, options, found, print_, monitor)
+    most = None
+    if finished is not None:
+        options, key = replace(options, chunk_size=finished.chunk_size), None
+    elif keeps and options.chunk_size is None:
+        most, key = max(1, math.ceil(batch.length / KEPT_CHUNKS)), None
     same = None if key is None else _same_map(key, item)
     if key is not None and print_ is not None and same is not None:
         prepared = replace(same, function=weak(function), captured=print_)
         _keep(key, prepared)
-        if prepared.tuning is not None:
-            prepared = in_way_or_best(prepared, prepared.tuning.next_call() if to_run else prepared.tuning.best, timer)
-        timer.compile = time.perf_counter() - begin
-        return replace(prepared, item=item)  # with the notes of this run
-    most = None
-    if finished is not None:
-        options = replace(options, chunk_size=finished.chunk_size)
-    elif keeps and options.chunk_size is None:
-        most = max(1, math.ceil(batch.length / KEPT_CHUNKS))
-    monitor.phase("compiling")
-    prepared = _compile(weak(function), item, batch.length, options, devices, print_, timer, to_run, most)
+        prepared = replace(_in_turn(prepared, timer, to_run), item=item)  # with the notes of this run
+    else:
+        monitor.phase("compiling")
+        prepared = _compile(weak(function), item, batch.length, options, devices, print_, timer, to_run, most)
+        if key is not None and sum(c.nbytes for c in item.constants) <= MAX_HELD_BYTES:
+            # the note of a change is for the run that noticed it
+            prepared.kept = True
+            kept = replace(prepared, item=replace(item, notes=item.notes[len(notes) :]))
+            if kept.way is not None:
+                kept.ways[kept.way] = kept
+            _keep(key, kept)
     if identity is not None and finished is None:
         assert options.checkpoint is not None
         finished = new_folder(options.checkpoint, identity, prepared.plan.chunk_size)
@@ -135,14 +138,14 @@ def prepare(
         _check_cuts(finished, prepared.plan)
     prepared.finished = finished
     timer.compile = time.perf_counter() - begin
-    if key is not None and sum(c.nbytes for c in item.constants) <= MAX_HELD_BYTES:
-        # the note of a change is for the run that noticed it
-        prepared.kept = True
-        kept = replace(prepared, item=replace(item, notes=item.notes[len(notes) :]))
-        if kept.way is not None:
-            kept.ways[kept.way] = kept
-        _keep(key, kept)
     return prepared
+
+
+def _in_turn(prepared: Prepared, timer: Timer, to_run: bool) -> Prepared:
+    """What is ready, in the way whose turn it is."""
+    if prepared.tuning is None:
+        return prepared
+    return in_way_or_best(prepared, prepared.tuning.next_call() if to_run else prepared.tuning.best, timer)
 
 
 def _keep(key: tuple, prepared: Prepared) -> None:
@@ -170,7 +173,7 @@ def traced(
     __tracebackhide__ = True
     notes = _renew_inner_traces(function, found, now)
     monitor.phase("tracing")
-    item = trace_item(function, batch, found)
+    item = trace_item(function, batch, found, spmd=options.spmd)
     item.notes[:0] = notes
     check_unmapped(options.out_axes, item.out_tree, item.depends)
     if options.checkpoint is None and not options.resume:
