@@ -84,7 +84,7 @@ def start(
     >>> parmap(f, xs, strategy="cluster")                                 # doctest: +SKIP
     >>> stop()                                                            # doctest: +SKIP
     """
-    from .launch import Launch, Launcher
+    from .launch import LOOPBACK, Launch, Launcher
 
     count = 2 if engines is None else _whole("engines", engines, _MOST_ENGINES)
     if devices_per_engine is not None:
@@ -95,7 +95,7 @@ def start(
         _refuse_second()
         _need_ipyparallel()
         notes = _address_notes(address)
-        begun = Launcher(Launch.of(count, launcher, profile, address, timeout))
+        begun = Launcher(Launch(count, launcher, profile, address or LOOPBACK, timeout))
         return _begin(begun.remains, begun, begun.start, devices_per_engine, notes)
 
 

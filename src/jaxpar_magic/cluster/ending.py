@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -54,11 +55,14 @@ class Remains:
 
 def end(remains: Remains) -> None:
     """End all processes and remove all files. Never raises for what is gone already."""
+    if remains.by_launcher:
+        # A batch system that is down itself must not keep the rest from being ended.
+        asked = threading.Thread(target=_stop_by_launcher, args=[remains.cluster_file], daemon=True)
+        asked.start()
+        asked.join(_JOB)
     if remains.cluster_id:
-        if remains.by_launcher:
-            _stop_by_launcher(remains.cluster_file)
         _end_processes(remains.cluster_id)
-        _remove_files(remains)
+    _remove_files(remains)
     shutil.rmtree(remains.shared, ignore_errors=True)
 
 
@@ -106,7 +110,7 @@ def _stop_by_launcher(cluster_file: str) -> None:
         # `config` keeps IPython's shell from becoming the parent: it would print what is logged.
         cluster = Cluster.from_file(cluster_file, config=Config())
         cluster.cluster_file = ""  # else it is written again
-        await asyncio.wait_for(cluster.stop_engines(), _JOB)
+        await cluster.stop_cluster()
 
     # Whatever goes wrong, the rest must be ended. The launcher may have nothing to stop.
     with contextlib.suppress(Exception):
@@ -118,10 +122,12 @@ def _remove_files(remains: Remains) -> None:
         shutil.rmtree(remains.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # the folder of all clusters, if this was the last
             os.rmdir(os.path.dirname(remains.folder))
-        return
-    for path in glob.glob(os.path.join(glob.escape(remains.folder), "*", f"*{remains.cluster_id}*")):
-        with contextlib.suppress(OSError):
-            os.remove(path)
+    elif remains.cluster_id:
+        security, log = (os.path.join(glob.escape(remains.folder), name) for name in ("security", "log"))
+        id_ = glob.escape(remains.cluster_id)
+        for path in [*glob.glob(f"{security}/*{id_}*"), *glob.glob(f"{log}/*{id_}*"), f"{security}/batch_script"]:
+            with contextlib.suppress(OSError):
+                os.remove(path)
 
 
 class Guard:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterError
-from . import settings
+from . import on_engine, settings
 from .ending import Guard, Remains, end
 from .launch import Launcher
 
@@ -67,6 +67,15 @@ class Engine:
     busy: bool = False
 
 
+@dataclass(frozen=True)
+class _Seat:
+    """An engine's share of its machine: the cores and GPUs that it saw when it came."""
+
+    id: int
+    cores: frozenset[int]
+    gpus: frozenset[str]
+
+
 class Cluster:
     """Engines that this notebook may use: those of a cluster that it started, or connected to.
 
@@ -94,7 +103,7 @@ class Cluster:
         self._devices = devices
         self._known: dict[int, Engine] = {}
         self._wanted = 0
-        self._seats: dict[str, list[int]] = {}  # by machine: which engine has which share of it
+        self._seats: dict[str, list[_Seat]] = {}  # by machine: which engine has which share of it
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._token = secrets.token_hex(16)
         self._token_file = self.shared / "token"
@@ -139,6 +148,7 @@ class Cluster:
             client={"name": self._name, "host": socket.gethostname(), "pid": os.getpid()},
             token_file=str(self._token_file),
             token=self._token,
+            namespace=on_engine.process_namespace(),
             directory=_directory(),
             path=[str(entry) for entry in sys.path],
         )
@@ -173,28 +183,25 @@ class Cluster:
 
     def _places(self, new: Sequence[int], found: dict[int, dict[str, Any]]) -> list[settings.Place]:
         """Where new engines are. They take the seats of those that have ended, and with them their GPUs."""
-        taken = {}
         for i in new:
             seats = self._seats.setdefault(found[i]["host"], [])
-            free = [n for n, holder in enumerate(seats) if holder not in self.client.ids]
-            taken[i] = free[0] if free else len(seats)
-            seats[taken[i] : taken[i] + 1] = [i]
-        places = []
-        for i in new:
-            facts = found[i]
-            beside = [tuple(found[n]["gpus"]) for n in new if found[n]["host"] == facts["host"]]
-            places.append(
-                settings.Place(
-                    facts["host"],
-                    facts["cores"],
-                    tuple(facts["gpus"]),
-                    facts["at_home"],
-                    taken[i],
-                    len(self._seats[facts["host"]]),
-                    bound=len(set(beside)) > 1,
-                )
-            )
-        return places
+            free = [n for n, holder in enumerate(seats) if holder.id not in self.client.ids or holder.id == i]
+            seat = free[0] if free else len(seats)
+            seats[seat : seat + 1] = [_Seat(i, frozenset(found[i]["numbers"]), frozenset(found[i]["gpus"]))]
+        return [self._place(i, found[i]) for i in new]
+
+    def _place(self, number: int, facts: dict[str, Any]) -> settings.Place:
+        seats = self._seats[facts["host"]]
+        return settings.Place(
+            host=facts["host"],
+            cores=facts["cores"],
+            gpus=tuple(facts["gpus"]),
+            at_home=facts["at_home"],
+            seat=[seat.id for seat in seats].index(number),
+            seats=len(seats),
+            own_cores=len({seat.cores for seat in seats}) > 1,
+            own_gpus=len({seat.gpus for seat in seats}) > 1,
+        )
 
     def look(self, timeout: float = _LOOK) -> list[Engine]:
         """Ask the engines how they are. One that does not answer in time is `busy`, with what was known before."""
@@ -277,6 +284,8 @@ class Cluster:
                 "this cluster was started elsewhere, and engines can be added only there.",
                 next_step="ipcluster engines, or start them as the others were.",
             )
+        for ended in set(self._known) - set(self.client.ids):  # whose number a new one may get
+            del self._known[ended]
         before = set(self._known)
         self.launcher.start_engines(self.client, count)
         self.welcome()
@@ -284,6 +293,8 @@ class Cluster:
 
     def restart_lost(self) -> list[Engine]:
         """Start as many engines as have ended; the new ones. Raises like `start_engines`."""
+        if self.launcher is not None and self.lost:
+            self.launcher.await_deaths(self.client)
         return self.start_engines(self.lost) if self.lost else []
 
     def stop(self) -> None:

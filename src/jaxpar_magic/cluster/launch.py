@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterError, did_you_mean
-from .ending import Remains
+from .ending import Remains, end
 
 LOOPBACK = "127.0.0.1"
 # Those of ipyparallel; others may be installed beside them.
@@ -24,6 +24,7 @@ _LOCAL = ("local", "mpi")  # their processes run here, or end with one that does
 _LAUNCHERS_GROUP = "ipyparallel.engine_launchers"
 _TIMEOUT, _QUEUE_TIMEOUT = 60.0, 600.0
 _TICK = 0.05
+_DEATHS = 10.0
 _QUOTED_LINES = 12
 _log = logging.getLogger(__name__)  # what launchers have to say; errors quote what matters of it
 _log.addHandler(logging.NullHandler())
@@ -120,73 +121,59 @@ class Launch:
     Attributes
     ----------
     engines: how many.
-    launcher: its name, one of LAUNCHERS or one that is installed.
+    launcher: the name of one of ipyparallel's launchers; None: the profile's choice.
     profile: the IPython profile whose settings launchers follow, or None.
     address: where the controller listens.
-    timeout: seconds until all engines must be there.
+    timeout: seconds until all engines must be there; None: by launcher.
     """
 
     engines: int
-    launcher: str
-    profile: str | None
-    address: str
-    timeout: float
-
-    @classmethod
-    def of(
-        cls, engines: int, launcher: str | None, profile: str | None, address: str | None, timeout: float | None
-    ) -> Launch:
-        """A launch with what was left out filled in. Raises ClusterError for an unknown launcher."""
-        launcher = (launcher or "local").lower()
-        known = sorted({*LAUNCHERS, *(found.name.lower() for found in entry_points(group=_LAUNCHERS_GROUP))})
-        if launcher not in known:
-            raise ClusterError(
-                f"launcher={launcher!r}: not one of {', '.join(known)}.{did_you_mean(launcher, known)}",
-                argument="launcher",
-            )
-        default = _TIMEOUT if launcher in _LOCAL else _QUEUE_TIMEOUT
-        return cls(engines, launcher, profile, address or LOOPBACK, default if timeout is None else timeout)
+    launcher: str | None = None
+    profile: str | None = None
+    address: str = LOOPBACK
+    timeout: float | None = None
 
 
 class Launcher:
     """ipyparallel's cluster object, and the thread in which its coroutines run.
 
     The thread's loop stays: launchers watch their processes in it.
+
+    Attributes
+    ----------
+    launch: what was asked for.
+    name: how engines are started, one of LAUNCHERS or what else is installed.
+    timeout: seconds until engines must be there.
+    remains: what is to be ended, from the first moment on.
     """
 
     def __init__(self, launch: Launch):
-        from ipyparallel import Cluster
-        from traitlets.config import Config
-
+        launcher = _check(launch.launcher)
         if launch.profile is None:
             own_folders().mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = tempfile.mkdtemp(prefix="cluster-", dir=own_folders())  # for this user's eyes only
         else:
             folder = str(profile_folder(launch.profile))
         self.launch = launch
-        # `config` keeps IPython's shell from becoming the parent: it would print what is logged.
-        config = Config()
-        config.LocalEngineSetLauncher.delay = 0.0
-        if launch.profile is None:
-            for name in ("Slurm", "PBS", "SGE", "LSF", "HTCondor"):  # else the script lies in the user's folder
-                config[f"{name}EngineSetLauncher"].batch_file_name = os.path.join(folder, "batch_script")
-        self._cluster = Cluster(
-            profile_dir=folder,
-            engines=launch.launcher,
-            controller_ip=launch.address,
-            controller_args=[*_CONTROLLER, f"--IPController.enable_curve={encrypts()}"],
-            delay=0,
-            log=_log,
-            config=config,
-            shutdown_atexit=False,
-        )
+        shared = shared_folder()
+        try:
+            self._cluster = _make_cluster(folder, launcher, launch)
+            self.name = _name(self._cluster)
+        except Exception as error:  # whatever the profile's settings raise
+            end(Remains("", folder, launch.profile is None, False, shared))
+            raise ClusterError(
+                f"the settings of the profile {launch.profile!r} cannot be used: {_said(error)}", argument="profile"
+            ) from error
+        default = _TIMEOUT if self.name in _LOCAL else _QUEUE_TIMEOUT
+        self.timeout = default if launch.timeout is None else launch.timeout
         self.remains = Remains(
             cluster_id=self._cluster.cluster_id,
             folder=folder,
             own_folder=launch.profile is None,
-            by_launcher=launch.launcher not in _LOCAL,
-            shared=shared_folder(),
+            by_launcher=self.name not in _LOCAL,
+            shared=shared,
         )
+        self._together: list[set[int]] = []  # the engines that were started at once
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="jaxpar cluster launcher", daemon=True)
         self._thread.start()
@@ -199,13 +186,12 @@ class Launcher:
         ClusterError
             The launcher is missing, a process ended, or it takes too long.
         """
-        deadline = time.monotonic() + self.launch.timeout
+        deadline = time.monotonic() + self.timeout
         self._run(self._cluster.start_controller(), deadline, "the controller")
-        before: list[int] = []
         engines = self._begin(self.launch.engines, deadline)
-        client = self.connect(deadline)
+        client = self._connect(deadline)
         try:
-            self._wait(client, before, self.launch.engines, engines, deadline)
+            self._wait(client, [], self.launch.engines, engines, deadline)
         except BaseException:
             client.close()
             raise
@@ -213,14 +199,26 @@ class Launcher:
 
     def start_engines(self, client: Any, count: int) -> list[int]:
         """Start more engines; their ids, once they are there. Raises like `start`."""
-        deadline = time.monotonic() + self.launch.timeout
+        deadline = time.monotonic() + self.timeout
         before = client.ids
         return self._wait(client, before, count, self._begin(count, deadline), deadline)
 
-    def connect(self, deadline: float) -> Any:
-        """A new client of the cluster."""
+    def await_deaths(self, client: Any) -> None:
+        """Where the end of one engine brings down others (mpirun ends all that it started), wait for them, too."""
+        if self.name != "mpi":
+            return
+        deadline = time.monotonic() + _DEATHS
+        for ids in self._together:
+            while 0 < len(ids & set(client.ids)) < len(ids) and time.monotonic() < deadline:
+                time.sleep(_TICK)
+        self._together = [ids for ids in self._together if ids <= set(client.ids)]
+
+    def _connect(self, deadline: float) -> Any:
         info = self._run(self._cluster.controller.get_connection_info(), deadline, "the controller")
-        return connected(info["client"], deadline - time.monotonic())
+        try:
+            return connected(info["client"], deadline - time.monotonic())
+        except TimeoutError:
+            raise self._late("the controller") from None
 
     def close(self) -> None:
         """Let go of all. (Processes are ended by `ending.end`.)"""
@@ -230,7 +228,7 @@ class Launcher:
         self._loop.close()
 
     def _begin(self, count: int, deadline: float) -> Any:
-        name = self._run(self._cluster.start_engines(count), deadline, f"engines ({self.launch.launcher})")
+        name = self._run(self._cluster.start_engines(count), deadline, f"engines ({self.name})")
         return self._cluster.engines[name]
 
     def _run(self, coroutine: Any, deadline: float, what: str) -> Any:
@@ -241,7 +239,7 @@ class Launcher:
             raise ClusterError(
                 f"{what}: the program {error.filename!r} is not to be found on this machine.",
                 next_step=f"install it, or use another launcher: {', '.join(LAUNCHERS)}.",
-                argument="engines",
+                argument="launcher",
             ) from None
         except TimeoutError:
             future.cancel()
@@ -254,6 +252,7 @@ class Launcher:
         while True:
             new = [i for i in client.ids if i not in before]
             if len(new) >= count:
+                self._together.append(set(new))
                 return new
             running = len(engines.launchers) if hasattr(engines, "launchers") else count
             if engines.state == "after" or running < count:
@@ -265,9 +264,9 @@ class Launcher:
             time.sleep(_TICK)
 
     def _late(self, what: str, launcher: Any = None) -> ClusterError:
-        far = self.launch.launcher not in _LOCAL and self.launch.address == LOOPBACK
+        far = self.name not in _LOCAL and self.launch.address == LOOPBACK
         return ClusterError(
-            f"{what} did not start within {self.launch.timeout:g} s.{self._output(launcher)}",
+            f"{what} did not start within {self.timeout:g} s.{self._output(launcher)}",
             next_step=(
                 f"engines on other machines cannot reach {LOOPBACK}: give an address of this machine (--address)."
                 if far
@@ -283,6 +282,47 @@ class Launcher:
             text = (launcher or self._cluster.controller).get_output()
         lines = [line for line in text.splitlines() if line.strip()][-_QUOTED_LINES:]
         return "\n".join(["", "Its log ends with:", *(f"    {line}" for line in lines)]) if lines else ""
+
+
+def _check(launcher: str | None) -> str | None:
+    """The name as ipyparallel knows it. Raises ClusterError for an unknown one."""
+    if launcher is None:
+        return None
+    known = sorted({*LAUNCHERS, *(found.name.lower() for found in entry_points(group=_LAUNCHERS_GROUP))})
+    if launcher.lower() not in known:
+        raise ClusterError(
+            f"launcher={launcher!r}: not one of {', '.join(known)}.{did_you_mean(launcher, known)}",
+            argument="launcher",
+        )
+    return launcher.lower()
+
+
+def _make_cluster(folder: str, launcher: str | None, launch: Launch) -> Any:
+    from ipyparallel import Cluster
+    from traitlets.config import Config
+
+    # `config` keeps IPython's shell from becoming the parent: it would print what is logged.
+    config = Config()
+    config.LocalEngineSetLauncher.delay = 0.0
+    for name in ("Slurm", "PBS", "SGE", "LSF", "HTCondor"):  # else the script lies in the user's folder
+        config[f"{name}EngineSetLauncher"].batch_file_name = os.path.join(folder, "security", "batch_script")
+    return Cluster(
+        profile_dir=folder,
+        **({} if launcher is None else {"engines": launcher}),
+        controller_ip=launch.address,
+        controller_args=[*_CONTROLLER, f"--IPController.enable_curve={encrypts()}"],
+        delay=0,
+        log=_log,
+        config=config,
+        shutdown_atexit=False,
+    )
+
+
+def _name(cluster: Any) -> str:
+    """The name of its engines' launcher."""
+    from ipyparallel.cluster.launcher import abbreviate_launcher_class
+
+    return abbreviate_launcher_class(cluster.engine_launcher_class)
 
 
 def connected(source: Any, timeout: float) -> Any:

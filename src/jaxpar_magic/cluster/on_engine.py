@@ -20,9 +20,9 @@ def main(request):
     return json.dumps(globals()[asked.pop("do")](**asked))
 
 
-def greet(client, token_file, token, directory, path):
+def greet(client, token_file, token, namespace, directory, path):
     """Join the notebook's folder and search path as far as they exist here; tell who and what this engine is."""
-    at_home = _read(token_file) == token
+    at_home = _read(token_file) == token and process_namespace() == namespace
     moved = True
     try:
         os.chdir(directory)
@@ -47,6 +47,7 @@ def greet(client, token_file, token, directory, path):
         at_home=at_home,
         moved=moved,
         gpus=_gpus(),
+        numbers=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         others=[other for name, other in others.items() if name != client["name"]],
     )
 
@@ -95,6 +96,14 @@ def leave(name):
     """Forget a notebook."""
     _clients().pop(name, None)
     return {}
+
+
+def process_namespace():
+    """In which the numbers of processes are counted: containers of one machine may have their own."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _clients():

@@ -80,11 +80,11 @@ class Status(Described):
     def _table(self) -> Table:
         same = _versions(self.engines)
         rows = [
-            (str(e.id), e.host, _devices(e), _load(e), _memory(e), *([] if same else [_version(e)]))
+            (str(e.id), e.host, _devices(e), str(e.cores), _load(e), _memory(e), *([] if same else [_version(e)]))
             for e in self.engines[:_SHOWN]
         ]
-        columns = ("engine", "host", "devices", "load", "free memory", *([] if same else ["versions"]))
-        return Table(columns, tuple(rows), caption=same, numeric=frozenset({0, 3, 4}))
+        columns = ("engine", "host", "devices", "cores", "load", "free memory", *([] if same else ["versions"]))
+        return Table(columns, tuple(rows), caption=same, numeric=frozenset({0, 3, 4, 5}))
 
     def _title(self) -> str:
         if not self.running and not self.ended:
@@ -106,7 +106,7 @@ def _devices(engine: Engine) -> str:
 def _load(engine: Engine) -> str:
     if engine.busy:
         return "busy"
-    return "" if engine.load is None else f"{engine.load:.1f} of {engine.cores}"
+    return "" if engine.load is None else f"{engine.load:.1f}"
 
 
 def _memory(engine: Engine) -> str:

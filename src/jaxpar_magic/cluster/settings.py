@@ -40,7 +40,8 @@ class Place:
     gpus: those that it may use, as CUDA_VISIBLE_DEVICES names them.
     at_home: whether it is the notebook's machine.
     seat, seats: its number among the engines of its machine, from 0, and how many there are.
-    bound: whether each engine of the machine sees other GPUs already: whoever started them gave each its own.
+    own_cores, own_gpus: whether the engines of its machine have different ones already: whoever started them (mpirun,
+        Slurm) gave each its own.
     """
 
     host: str
@@ -49,7 +50,8 @@ class Place:
     at_home: bool = True
     seat: int = 0
     seats: int = 1
-    bound: bool = False
+    own_cores: bool = False
+    own_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def share(place: Place, devices_per_engine: int | None = None) -> Share:
     >>> share(second).variables["CUDA_VISIBLE_DEVICES"]
     '2,3'
     """
-    cores = max(1, place.cores // place.seats)
+    cores = place.cores if place.own_cores else max(1, place.cores // place.seats)
     devices = devices_per_engine or cores
     options = {**jax_options(), **(_read(_OF_ONE_MACHINE) if place.at_home else {}), "jax_num_cpu_devices": devices}
     variables = dict.fromkeys(THREADS, str(cores))
@@ -109,7 +111,7 @@ def share(place: Place, devices_per_engine: int | None = None) -> Share:
     flags = _COUNT_FLAG.sub("", os.environ.get("XLA_FLAGS", "")).strip()
     if flags:
         variables["XLA_FLAGS"] = flags
-    if place.gpus and not place.bound and options.get("jax_platforms") != "cpu":
+    if place.gpus and not place.own_gpus and options.get("jax_platforms") != "cpu":
         variables.update(_gpus(place, devices_per_engine))
     return Share(variables, options)
 
