@@ -6,6 +6,7 @@
     python benchmarks/run.py --grid                       auto against places × widths, by hand
     python benchmarks/run.py --first-calls                first calls on a second of work and more
     python benchmarks/run.py --long-runs                  chunks, progress, checkpoints, memory bound, a cell run again
+    python benchmarks/run.py --explanations               an error's card, first and later; cells that do not fail
     python benchmarks/run.py --report                     table and chart into README.md from what has been measured
     python benchmarks/run.py --quick                      do all variants give right results? no times
 
@@ -48,7 +49,8 @@ FRESH = ("auto", "jit(vmap)", "shard_map(vmap)", "shard_map(lax.map)", "parajax"
 # Times the usual size: a second of work and more for the best way.
 LARGER = {"ode_rk4": 32, "escape_time": 100, "adaptive_vdp": 50, "mc_barrier": 40, "image_conv": 20}
 FULL_ROUNDS = 7
-LONG_RUNS = ("cell", "chunks", "memory")
+# Scripts of their own: the parts of each.
+FIGURES = {"long_runs": ("cell", "chunks", "memory"), "explanations": ("first", "later", "cells")}
 # Grid points slower than this, times the fastest, cannot be the best.
 NEAR = 1.6
 
@@ -224,12 +226,12 @@ def first_calls(names: list[str], options: argparse.Namespace) -> dict[str, Any]
     return found
 
 
-def long_runs(options: argparse.Namespace) -> dict[str, Any]:
+def figures(script: str, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"figures": [], "failed": {}}
-    for part in LONG_RUNS:
+    for part in FIGURES[script]:
         print(part, flush=True)
         try:
-            for message in child("long_runs.py", part, str(options.rounds), patience=3 * PATIENCE):
+            for message in child(f"{script}.py", part, str(options.rounds), patience=3 * PATIENCE):
                 event = message.pop("event")
                 if event == "figure":
                     found["figures"].append(message)
@@ -265,6 +267,7 @@ def main() -> int:
     parts.add_argument("--grid", action="store_true", help="auto against every place and width")
     parts.add_argument("--first-calls", action="store_true", help="first calls on larger inputs")
     parts.add_argument("--long-runs", action="store_true", help="chunks, progress, checkpoints, memory, a cell again")
+    parts.add_argument("--explanations", action="store_true", help="cards of errors; cells that do not fail")
     parts.add_argument("--report", action="store_true", help="measure nothing, write README.md")
     parser.add_argument("--readme", action="store_true", help="write README.md afterwards; needs all workloads")
     options = parser.parse_args()
@@ -287,8 +290,9 @@ def main() -> int:
         found, part = whole_grid(names, options), "grid"
     elif options.first_calls:
         found, part = first_calls(names, options), "first_calls"
-    elif options.long_runs:
-        found, part = long_runs(options), "long_runs"
+    elif options.long_runs or options.explanations:
+        part = "long_runs" if options.long_runs else "explanations"
+        found = figures(part, options)
     else:
         found, part = later_calls(names, options), "later_calls"
     if not options.quick:
@@ -299,7 +303,7 @@ def main() -> int:
     if options.readme:
         report.write_readme()
     print(f"{time.monotonic() - begin:.0f} s in all")
-    measured_ones = {"long runs": found} if part == "long_runs" else found
+    measured_ones = {part: found} if part in FIGURES else found
     failed = [
         f"{w}: {v}"
         for w, one in measured_ones.items()

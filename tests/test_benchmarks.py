@@ -99,6 +99,16 @@ def test_a_variant_that_kills_its_process_is_named_and_the_others_go_on(tmp_path
     assert list(failed) == ["pmap(vmap)"] and "died" in failed["pmap(vmap)"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "figures"), [("first", 2), ("cells", 6)])
+def test_figures_of_explanations(part, figures):
+    command = [sys.executable, str(BENCHMARKS / "explanations.py"), part, "1"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert sum(message["event"] == "figure" for message in told) == figures, done.stderr
+    assert told[-1]["event"] == "done"
+
+
 def made_up(auto: float, others: dict[str, float], scale: float = 1.0) -> dict:
     times = {"auto": auto, **others}
     variants = {name: {"first": 1.0, "warm": [0.1], "times": [t, t, 2 * t]} for name, t in times.items()}

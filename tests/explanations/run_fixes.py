@@ -25,8 +25,6 @@ import traceback
 import warnings
 from functools import partial
 
-from run_many import kept_settings
-
 LONGEST = 20  # seconds for one fix
 
 
@@ -59,6 +57,7 @@ def start_shell():
 @contextlib.contextmanager
 def kept_state():
     import jax
+    from run_many import kept_settings
 
     from jaxpar_magic import devices
 

@@ -157,7 +157,7 @@ class Call:
     keywords: Mapping[str, str]
     through: str | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Last part of the function's dotted name: "pmap"; "sum" of a method of anything, `(x + y).sum`; "" if a
         call or a lambda is called."""
@@ -320,6 +320,11 @@ class Failure:
         return tuple(f for f in reversed(self.frames) if f.package == "user")
 
     @cached_property
+    def _user_calls(self) -> tuple[Call, ...]:
+        frames = {id(frame): frame for frame in self.user_frames}  # a recursion has each line many times
+        return tuple(call for frame in frames.values() for call in frame.calls)
+
+    @cached_property
     def inner_frames(self) -> tuple[Frame, ...]:
         """Library frames beneath the user's innermost line, outermost first."""
         last = max((i for i, f in enumerate(self.frames) if f.package == "user"), default=-1)
@@ -367,14 +372,14 @@ class Failure:
     def call(self, *names: str) -> Call | None:
         """The first call of a function with one of these last names: by the user's lines, the innermost
         first, then in the definitions of what they call."""
-        calls = [call for frame in self.user_frames for call in frame.calls]
+        calls = list(self._user_calls)
         called = {call.function for call in (self.user.calls if self.user is not None else ())}
         calls += [call for name in self.definitions if name in called for call in self.defining_calls(name)]
         return next((call for call in calls if call.name in names), None)
 
     def defining_calls(self, name: str) -> tuple[Call, ...]:
         """The calls in the statement that defined `name`: of `mesh = jax.make_mesh((4,), ("i",))`."""
-        return tuple(_calls(self.definitions.get(name)))
+        return _calls(self.definitions.get(name))
 
     def applied(self, name: str) -> tuple[Call, Call] | None:
         """A transformed function and its call, `pmap(f, …)(x)`, `jit(pmap(f))(x)`, or `g = pmap(f, …)` … `g(x)`:
@@ -558,20 +563,25 @@ def _traceback(exception: BaseException, name_file: Any) -> tuple[tuple[Frame, .
 
 def _meshes(exception: BaseException) -> dict[str, Mapping[str, int]]:
     found: dict[str, Mapping[str, int]] = {}
-    for tb in itertools.islice(_walk(exception.__traceback__), _MOST_FRAMES):
-        if package_of(tb.tb_frame.f_code.co_filename) == "user":
-            for name, value in (*tb.tb_frame.f_globals.items(), *tb.tb_frame.f_locals.items()):
-                if type(value).__name__ == "Mesh" and _top(type(value)) == "jax":
-                    found[name] = dict(value.shape)
+    for names in _namespaces(exception):
+        for name, value in names.items():
+            if type(value).__name__ == "Mesh" and _top(type(value)) == "jax":
+                found[name] = dict(value.shape)
     return found
 
 
 def _scope(exception: BaseException) -> frozenset[str]:
-    found: set[str] = set()
+    return frozenset(name for names in _namespaces(exception) for name in names)
+
+
+def _namespaces(exception: BaseException) -> list[dict[str, Any]]:
+    """Globals and locals of the user's lines, the outermost first."""
+    found: dict[int, dict[str, Any]] = {}
     for tb in itertools.islice(_walk(exception.__traceback__), _MOST_FRAMES):
         if package_of(tb.tb_frame.f_code.co_filename) == "user":
-            found.update(tb.tb_frame.f_globals, tb.tb_frame.f_locals)
-    return frozenset(found)
+            for names in (tb.tb_frame.f_globals, tb.tb_frame.f_locals):
+                found[id(names)] = names
+    return list(found.values())
 
 
 def _walk(tb: Any) -> Iterator[Any]:
@@ -638,17 +648,19 @@ def _segment(tb: Any, lines: list[str]) -> str | None:
 def _statement(lines: list[str], line: int) -> str | None:
     """The smallest statement around `line`; None if the source does not parse or is very long."""
     source = "".join(lines)
-    tree = _parsed(source)
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    best = min(reversed(around), key=_lines_of, default=None)
+    best: ast.stmt | None = None
+    todo: list[ast.AST] = [_parsed(source)]
+    while todo:
+        for node in ast.iter_child_nodes(todo.pop()):
+            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
+                best = node if best is None or _lines_of(node) <= _lines_of(best) else best
+                todo.append(node)
+            elif isinstance(node, ast.ExceptHandler | ast.match_case):
+                todo.append(node)
     return _source_of(source, best) if best is not None else None
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _parsed(source: str) -> ast.Module:
     return ast.parse(source if len(source) < 500_000 else "")
 
@@ -705,6 +717,7 @@ def _lines_of(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno
 
 
+@lru_cache(maxsize=1024)
 def package_of(path: str) -> str:
     """To whom a file belongs: "user", "own", "stdlib", or the name of an installed package.
 
@@ -891,13 +904,14 @@ def _function_name(value: Any) -> str | None:
 # -- source text -----------------------------------------------------------------------------------
 
 
-def _calls(text: str | None) -> list[Call]:
+@lru_cache(maxsize=512)
+def _calls(text: str | None) -> tuple[Call, ...]:
     """Every call in a piece of Python, the outermost first; empty if it does not parse."""
     if not text:
-        return []
+        return ()
     tree, source = parse_fragment(text)
     if tree is None:
-        return []
+        return ()
     found = []
     write = _writer(source)
     for node in ast.walk(tree):
@@ -908,7 +922,7 @@ def _calls(text: str | None) -> list[Call]:
             if re.fullmatch(r"(functools\.)?partial", function) and args and re.fullmatch(r"[\w.]+", args[0]):
                 through, function, args = function, args[0], args[1:]
             found.append(Call(write(node), function, args, keywords, through))
-    return found
+    return tuple(found)
 
 
 def _writer(source: str) -> Callable[[ast.expr], str]:

@@ -20,7 +20,7 @@ import importlib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -78,8 +78,8 @@ class Rule:
         return _fits(self.types, self.clues, self.anywhere, failure)
 
 
-def _fits(types: Collection[str], clues: Sequence[str], anywhere: bool, failure: Failure) -> bool:
-    if types and failure.types and not any(name in types for name in failure.types):
+def _fits(types: frozenset[str], clues: Sequence[str], anywhere: bool, failure: Failure) -> bool:
+    if types and failure.types and types.isdisjoint(failure.types):
         return False
     if failure.from_jax is False and not anywhere:
         return False
@@ -173,6 +173,8 @@ def _load(name: str) -> None:
 def _index() -> dict[str, Any]:
     try:
         index: dict[str, Any] = json.loads(files(__package__).joinpath("families.json").read_text(encoding="utf-8"))
+        for entry in index.values():
+            entry["rules"] = [(frozenset(types), clues, anywhere) for types, clues, anywhere in entry["rules"]]
         return index
     except (OSError, ValueError):
         _log.debug("no index of families", exc_info=True)

@@ -108,7 +108,9 @@ def complete(fix: Fix, failure: Failure) -> Fix:
     if statements is None:
         return fix
     free = _free_names(statements, failure.scope)
-    given = {name: source for name, source in _inputs(failure).items() if name in free and not _has_gap(statements)}
+    given = {}
+    if free and not _has_gap(statements):
+        given = {name: source for name, source in _inputs(failure).items() if name in free}
     if given:
         code = "\n".join([*(f"{name} = {source}" for name, source in given.items()), fix.code])
         return complete(replace(fix, code=code), failure)
