@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from .. import _jax
 from ..mapping.inputs import check_range
@@ -194,7 +195,7 @@ def prepare(name: str, digest: str, text: bytes, length: int, settings: dict[str
     mesh = _current(name)
     begin = time.perf_counter()
     take_over(settings)
-    exported = jax.export.deserialize(bytearray(text))
+    exported = export.deserialize(bytearray(text))
     if _LAPACK in exported.mlir_module():
         # Before JAX 0.9 its kernels are empty pointers until something is lowered that uses them.
         jax.jit(jnp.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), jnp.float32))

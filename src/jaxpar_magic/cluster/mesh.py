@@ -248,8 +248,8 @@ def ask_all(
         for engine, rest in zip(engines, arguments):
             try:
                 asked.append(cluster.client[engine.id].apply_async(function, *rest))
-            except IndexError:  # it ended just now
-                raise _lost(cluster, engine) from None
+            except (IndexError, ipyparallel.error.NoEnginesRegistered):  # it ended just now
+                raise _lost(cluster, engine, len(engines) > 1) from None
             waiting.append((engine, asked[-1]))
         while waiting:
             for engine, answer in [pair for pair in waiting if pair[1].ready()]:
@@ -258,7 +258,7 @@ def ask_all(
                     answer.get()
                 except ipyparallel.error.RemoteError as error:
                     lost = error.ename == ipyparallel.error.EngineError.__name__
-                    raise (_lost(cluster, engine) if lost else _as_local(engine, error)) from None
+                    raise (_lost(cluster, engine, len(engines) > 1) if lost else _as_local(engine, error)) from None
             if waiting:
                 check()
                 if deadline is not None and time.monotonic() > deadline:
@@ -282,8 +282,8 @@ def _end(cluster: Cluster, waiting: Sequence[tuple[Engine, Any]]) -> None:
     cluster.kill([engine.id for engine, answer in waiting if not answer.ready()])
 
 
-def _lost(cluster: Cluster, engine: Engine) -> EngineLost:
-    others = "The others, which cannot go on without it, were ended, too. " if len(cluster.engines) > 1 else ""
+def _lost(cluster: Cluster, engine: Engine, together: bool) -> EngineLost:
+    others = "The others, which cannot go on without it, were ended, too. " if together else ""
     again = "run it again: engines are started anew" if cluster.launcher else "start engines again, then connect"
     return EngineLost(
         f"engine {engine.id} (process {engine.pid} on {engine.host}) ended during an SPMD program: killed, out of "

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import export
 
 from ..errors import InputError, MapTimeout, UnsupportedError
 from ..mapping.captured import captured, fingerprint
@@ -168,7 +169,7 @@ def _exported(item: ItemProgram, length: int, platform: str) -> Any:
     program = jax.vmap(item.call, in_axes=(0, None), axis_name=SPMD_AXIS, axis_size=length)
     stacked = [jax.ShapeDtypeStruct((length, *a.shape), a.dtype) for a in item.mapped]
     try:
-        return jax.export.export(jax.jit(program), platforms=[platform])(stacked, item.shared)
+        return export.export(jax.jit(program), platforms=[platform])(stacked, item.shared)
     except (ValueError, NotImplementedError) as error:
         if "custom call" not in str(error) and "serializ" not in str(error):
             raise

@@ -85,6 +85,12 @@ def make_parser() -> OptionParser:
     )
     p.add_argument("--input-file", metavar="PATH", help="the first input: x.npy, x.npz::NAME, x.h5::DATASET, x.zarr")
     p.add_argument("--out-file", metavar="PATH", help="write the result, chunk by chunk, to y.npy or y.zarr")
+    p.add_argument(
+        "--spmd",
+        action="store_true",
+        help="with -s cluster: one program over all engines, with collectives over the axis items (jax.lax.psum …)",
+    )
+    p.add_argument("--keep-sharded", action="store_true", help="with --spmd: leave the results on the engines")
     p.add_argument("--no-progress", action="store_true", help="no progress bar")
     p.add_argument(
         "-c",
@@ -138,7 +144,7 @@ class ParmapMagics(Magics):
             raise usage_error("parmap", f"--out {args.out}: not a variable name.")
         options: dict[str, Any] = {
             "strategy": args.strategy or ("auto" if args.compare else self.settings.strategy),
-            "devices": self.settings.devices,
+            "devices": None if args.spmd else self.settings.devices,
             "static": tuple(args.static),
             "remainder": args.remainder,
             "on_error": args.on_error,
@@ -148,8 +154,10 @@ class ParmapMagics(Magics):
             "memory": args.memory,
             "input_file": args.input_file,
             "out_file": args.out_file,
+            "spmd": args.spmd,
+            "keep_sharded": args.keep_sharded,
         }
-        if args.memory is None and options["strategy"] not in PYTHON:
+        if args.memory is None and options["strategy"] not in PYTHON and not args.spmd:
             options["memory"] = self.settings.memory
         if args.devices == "all":
             options["devices"] = args.devices = None

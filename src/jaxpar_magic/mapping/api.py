@@ -52,6 +52,12 @@ def run(
         inputs = (open_input(options.input_file)[0], *inputs)
         if texts is not None:
             texts = replace(texts, positional=[INPUT_FILE, *texts.positional])
+    if options.spmd and (compare or show):
+        raise OptionError(
+            f"{'compare' if compare else 'show'} and spmd do not go together: the program is "
+            "jax.jit(jax.vmap(f, axis_name='items')) over arrays that a mesh of all engines shards along axis 0.",
+            argument="compare" if compare else "show",
+        )
     if compare and options.out_file is not None:
         raise OptionError(
             "out_file and compare do not go together: each strategy would write the file.", argument="out_file"
@@ -109,6 +115,8 @@ def parmap(
     memory: int | str | None = None,
     input_file: str | os.PathLike | None = None,
     out_file: str | os.PathLike | None = None,
+    spmd: bool = False,
+    keep_sharded: bool = False,
     compare: bool | str | Sequence[str] | None = None,
     show: str | None = None,
     quiet: bool = True,
@@ -167,6 +175,12 @@ def parmap(
         Write the result to this file, chunk by chunk, instead of keeping it: "y.npy" for one array, "y.zarr" for
         several too, each named by its place in the function's result. The file appears when it is complete; an older
         one of that name stays until then.
+    spmd:
+        With strategy "cluster": one program over the devices of all engines at once, in which the function may use
+        collectives over all items of the map: `jax.lax.psum(x, "items")`, `pmean`, `all_gather`, `axis_index` …
+    keep_sharded:
+        With `spmd`: leave the results on the engines, as a `ClusterArray` each: an input of the next such map that
+        does not travel; `gather()` brings it here.
     compare:
         True or names of strategies: run them, check that they agree, and return a `Comparison`.
     show:
@@ -215,6 +229,8 @@ def parmap(
         memory,
         input_file,
         out_file,
+        spmd,
+        keep_sharded,
     )
     done = run(function, inputs, named, options, compare=compare, show=show)
     if not isinstance(done, MapResult):

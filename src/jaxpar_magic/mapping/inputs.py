@@ -363,8 +363,8 @@ def _accepts(signature: inspect.Signature | None, name: str) -> bool:
 # Options of parmap, to recognise a misspelt one among the named inputs.
 _OPTIONS = (
     "strategy", "devices", "batch_size", "chunk_size", "in_axes", "out_axes", "static", "key", "remainder",
-    "on_error", "check", "checkpoint", "resume", "timeout", "memory", "input_file", "out_file", "compare", "show",
-    "quiet",
+    "on_error", "check", "checkpoint", "resume", "timeout", "memory", "input_file", "out_file", "spmd",
+    "keep_sharded", "compare", "show", "quiet",
 )  # fmt: skip
 
 
@@ -633,10 +633,11 @@ def _spread_if_needed(function: Callable, signature: inspect.Signature | None, b
     positional = [a for a in batch.arguments if not a.keyword]
     if signature is None or not positional or batch.length == 0:
         return batch
+    # which item it is does not matter, and reading one may take long
+    if _binds(signature, (None,) * len(positional), {a.name: None for a in batch.arguments if a.keyword}):
+        return batch
     first = positional[0]
     args, kwargs = batch.item(0)
-    if _binds(signature, args, kwargs):
-        return batch
     if len(positional) > 1 or first.kind == "constant":
         return _refuse_call(signature, positional, kwargs, function, batch)
     item = args[0]

@@ -28,6 +28,8 @@ def run_map(
 ) -> MapResult:
     """Map `function` over the inputs; see `parmap` for the meaning of everything."""
     __tracebackhide__ = True
+    if options.spmd:
+        return runner().run_spmd(function, inputs, named, options, monitor)
     streamed = run_stream(function, inputs, named, options, monitor)
     if isinstance(streamed, MapResult):
         return streamed

@@ -20,6 +20,8 @@ from .facts import ItemFacts, item_facts
 from .inputs import Batch, is_key
 from .watch import TraceWatch
 
+# The axis of all items, by which collectives in a function name it where one program maps them all.
+SPMD_AXIS = "items"
 # Captured constants from this size on are passed to the program as arguments instead of standing in its text.
 CONSTANT_BYTES = 4096
 # A captured array from this size on is worth a line: every device holds a copy.
@@ -71,8 +73,8 @@ def canonical(dtype: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-def trace_item(function: Callable, batch: Batch, found: Captured) -> ItemProgram:
-    """Trace `function` for one item of a stacked batch.
+def trace_item(function: Callable, batch: Batch, found: Captured, *, spmd: bool = False) -> ItemProgram:
+    """Trace `function` for one item of a stacked batch; with `spmd` it may use collectives over all of its items.
 
     The user's code runs exactly once here; every strategy builds on the jaxpr that results. Exceptions of the
     function, and JAX's about it, pass through unchanged.
@@ -109,7 +111,7 @@ def trace_item(function: Callable, batch: Batch, found: Captured) -> ItemProgram
     arguments = jax.tree_util.tree_map(lambda i: structs[i], named)
     # A function object of its own each time: JAX caches traces by identity, and globals may have changed.
     with TraceWatch(found) as watch:
-        closed = jax.make_jaxpr(item)(**arguments)
+        closed = jax.make_jaxpr(item, axis_env=[(SPMD_AXIS, batch.length)] if spmd else None)(**arguments)
     tree, impls = structure
     call, constants = with_constants_as_arguments(closed, CONSTANT_BYTES)
 
