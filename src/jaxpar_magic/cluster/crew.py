@@ -22,7 +22,8 @@ from ..errors import ClusterError, WorkerError
 from ..mapping.monitor import Monitor
 from ..mapping.result import duration
 from ..mapping.worker_pickle import Outbound
-from . import engine_map
+from . import on_call
+from .mesh import make_way
 from .settings import jax_options
 from .transport import LEAST_SHARED, Block, can_share
 
@@ -62,7 +63,7 @@ class Piece:
         return f"items {self.begin:,} to {self.end - 1:,}" if self.end - self.begin > 1 else f"item {self.begin:,}"
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """An engine that takes part in a map."""
 
@@ -76,7 +77,6 @@ class Member:
     class_parts: int = 0  # of classes that it has got
     heard: float = 0.0
     told: bool = False
-    lost: bool = False
 
     @property
     def busy(self) -> bool:
@@ -157,6 +157,8 @@ class Crew:
         self._error: tuple[int, BaseException] | None = None
         self._failed_at = 0.0
         self._last_piece = ""
+        self._stopped = False
+        make_way(cluster)
         self._renew()
         engines = cluster.engines
         if not engines:
@@ -191,22 +193,30 @@ class Crew:
         for member in self.members:
             for result in member.unfinished:
                 result.add_done_callback(lambda _: self._answers.put(None))
+        self.cluster.on_stop.append(self._stop)
         try:
             while self._goes_on():
                 self._hand_out(job, program)
                 self._receive(job, _TICK)
                 self.monitor.check()
                 self._watch()
+                if self._stopped:
+                    raise ClusterError("the cluster was stopped while a map ran.", next_step="%jaxcluster start")
             if self._error is not None:
                 raise self._error[1]
         except BaseException:
             self._wind_up(job)
             raise
         finally:
+            with contextlib.suppress(ValueError):
+                self.cluster.on_stop.remove(self._stop)
             self._show_rest()
             program.close()
             for block in self._blocks:
                 block.close()
+
+    def _stop(self) -> None:
+        self._stopped = True
 
     @property
     def _flights(self) -> list[Flight]:
@@ -222,10 +232,13 @@ class Crew:
     def _hand_out(self, job: Job, program: _Load) -> None:
         if self._error is not None:
             return
-        free = [m for m in self.members if not m.busy]
+        there = self.cluster.client.ids
+        for member in [m for m in self.members if not m.flights and m.engine.id not in there]:
+            self._lost(member, job, False)
+        free = [m for m in self.members if not m.busy and m.engine.id in there]
         for under_way in (0, 1):
             for member in free:
-                if member.lost or not self._waiting or (under_way and len(self._waiting) < len(self.members)):
+                if not self._waiting or (under_way and len(self._waiting) < len(self.members)):
                     continue
                 if sum(f.piece is not None for f in member.flights) == under_way:
                     self._send_function(member, program)
@@ -249,7 +262,7 @@ class Crew:
         loaded = self._memory.loaded.setdefault(member.engine.id, set())
         if program.digest not in loaded:
             loaded.add(program.digest)
-            self._call(Flight(member, None), engine_map.load, *program.message(member.shares))
+            self._call(Flight(member, None), "load", *program.message(member.shares))
 
     def _send(self, member: Member, piece: Piece, job: Job) -> None:
         block = None
@@ -257,15 +270,23 @@ class Crew:
             block = self._free_blocks.pop() if self._free_blocks else self._new_block()
         request, buffers = job.request(piece, member, block)
         request |= {"digest": job.outbound.digest, "settings": self.settings}
-        self._call(Flight(member, piece, block), engine_map.run, pickle.dumps(request, protocol=5), *buffers)
+        self._call(Flight(member, piece, block), "run", pickle.dumps(request, protocol=5), *buffers)
 
     def _new_block(self) -> Block:
         self._blocks.append(Block())
         return self._blocks[-1]
 
-    def _call(self, flight: Flight, function: Any, *arguments: Any) -> None:
-        flight.member.flights.append(flight)
-        flight.result = flight.member.view.apply_async(function, *arguments)
+    def _call(self, flight: Flight, name: str, *arguments: Any) -> None:
+        member = flight.member
+        member.flights.append(flight)
+        try:
+            flight.result = member.view.apply_async(on_call.call, name, *arguments)
+        except LookupError:  # it has just ended
+            member.flights.remove(flight)
+            if flight.piece is None:
+                self._memory.loaded.pop(member.engine.id, None)
+            self._return([flight.piece])
+            return
         flight.result.add_done_callback(lambda _: self._answers.put(flight))
 
     # ---------------------------------------------------------------- answers
@@ -284,18 +305,20 @@ class Crew:
         __tracebackhide__ = True
         import ipyparallel
 
-        flight.settled = True
         member, piece = flight.member, flight.piece
         error = flight.result.exception()
-        if isinstance(error, ipyparallel.error.EngineError):
-            self._lost(flight, job, ending)
+        if getattr(error, "ename", "") == "EngineError":
+            self._lost(member, job, ending)
             return
+        flight.settled = True
         member.flights.remove(flight)
         member.heard, member.told = time.monotonic(), False
         self._ended.append(flight)
         try:
             if isinstance(error, ipyparallel.error.TaskAborted):
                 self._return([piece])
+            elif getattr(error, "ename", "") == "KeyboardInterrupt":  # before it reached our code there
+                self._on_interrupted(flight, job, [], [], ending)
             elif error is not None:
                 raise ClusterError(f"{member} cannot run this: {_described(error)}")
             else:
@@ -328,9 +351,9 @@ class Crew:
 
     def _on_interrupted(self, flight: Flight, job: Job, details: list, buffers: list, ending: bool) -> None:
         # Not by us, unless it is the end: by whoever else uses these engines.
-        self._on_missing(flight, job, details, buffers, ending) if flight.piece is None else self._return(
-            [flight.piece]
-        )
+        if flight.piece is None:
+            self._memory.loaded[flight.member.engine.id].discard(job.outbound.digest)
+        self._return([flight.piece])
 
     def _on_unreachable(self, flight: Flight, job: Job, details: list, buffers: list, ending: bool) -> None:
         member, (what,) = flight.member, details
@@ -369,13 +392,11 @@ class Crew:
 
     # ---------------------------------------------------------------- engines that are lost, or stopped
 
-    def _lost(self, flight: Flight, job: Job, ending: bool) -> None:
+    def _lost(self, member: Member, job: Job, ending: bool) -> None:
         """An engine has ended. The oldest of its pieces is to blame; the others were waiting there."""
         __tracebackhide__ = True
-        member = flight.member
-        if member.lost:
+        if member not in self.members:
             return
-        member.lost = True
         self.members.remove(member)
         self._memory.loaded.pop(member.engine.id, None)
         flights, member.flights = member.flights, []
@@ -385,7 +406,7 @@ class Crew:
         if ending:
             return
         line = f"{member} was lost"
-        blamed = flights[0].piece
+        blamed = flights[0].piece if flights else None
         if blamed is not None:
             self._last_piece = str(blamed)
             line += f" at {blamed}"
@@ -438,9 +459,11 @@ class Crew:
     def _wind_up(self, job: Job) -> None:
         """Interrupt what runs, and wait for it, so that nothing of it runs into the next map. Keep what was done."""
         self._waiting.clear()
+        for member in self.members:  # the interrupt may have come while one was sent
+            member.flights = [flight for flight in member.flights if flight.result is not None]
         deadline, again = time.monotonic() + DRAIN, 0.0
         try:
-            while self._flights and time.monotonic() < deadline:
+            while self._flights and not self._stopped and time.monotonic() < deadline:
                 if time.monotonic() >= again:
                     again = time.monotonic() + _AGAIN
                     self._interrupt()
@@ -455,7 +478,8 @@ class Crew:
         for member in self.members:
             queued = [identity for flight in member.flights[1:] for identity in flight.result.msg_ids]
             if queued:
-                self.cluster.client.abort(queued, targets=[member.engine.id], block=False)
+                with contextlib.suppress(LookupError):  # it has just ended
+                    self.cluster.client.abort(queued, targets=[member.engine.id], block=False)
         self.cluster.interrupt(running)
 
     # ---------------------------------------------------------------- what engines print
@@ -480,7 +504,7 @@ class Crew:
 
     def _show_rest(self) -> None:
         """Output may come after the result."""
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + (0.0 if self._stopped else 1.0)
         for flight in self._ended:
             flight.result.wait_for_output(max(0.0, deadline - time.monotonic()))
             self._show_one(flight, ended=True)

@@ -36,6 +36,7 @@ from .workers import ItemFailure
 # A loop over items that takes less than this, earlier calls included, is not worth starting worker processes (1 to
 # 3 s); with workers at hand, a loop that takes less than the second is not worth asking them.
 SERIAL_SECONDS, WARM_SECONDS = 1.0, 0.1
+_ON_ENGINES = "the engines ran it as plain Python"
 # function's code → seconds that plain loops of it took so far
 _spent: dict[Any, float] = {}
 
@@ -265,6 +266,8 @@ def run_untraced(
 ) -> MapResult:
     """`auto` and `cluster` for a function that JAX cannot trace: the first item tells whether plain Python can."""
     __tracebackhide__ = True
+    if options.strategy != "auto" and error is None:  # nothing else could be raised, and a choice there is none
+        return run_python(function, batch, options, options.strategy, monitor, notes=[f"{why}: {_ON_ENGINES}"])
     begin = time.perf_counter()
     done: dict[int, Any] = {}
     try:
@@ -285,7 +288,7 @@ def run_untraced(
         strategy = _loop_or_workers(function, seconds * batch.length)
         how = "a plain loop was quick enough" if strategy == "serial" else "worker processes ran it as plain Python"
     else:
-        strategy, how = options.strategy, "the engines ran it as plain Python"
+        strategy, how = options.strategy, _ON_ENGINES
     return run_python(
         function, batch, options, strategy, monitor, done=done, notes=[f"{why}: {how}"], reasons=[str(why), how]
     )

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jax import is_ready
+from .._jax import is_ready, setting
 from ..errors import JaxparError
 from . import strategies
 from .checkpoint import Finished, identify, keep, kept_note, worth_keeping
-from .collect import Collector, assemble
+from .collect import Collector, assemble, not_finite_rows
 from .inputs import Batch, Leaf, check_range, check_widths
 from .memory import Trimmer, memory_bound
 from .monitor import Monitor
@@ -325,6 +325,7 @@ class ChunkedRun:
                 chunk = chunk.result(self.monitor.check)
             arrays = chunk.arrays
             self._wait(arrays)
+            _refuse_nan(arrays)
             parts, ready = chunk.part_seconds(self._last_ready)
             in_order = self.prepared.executable.in_order
             self.collector.add(begin, end, arrays if in_order is None else [in_order(a) for a in arrays])
@@ -391,7 +392,8 @@ class ChunkedRun:
         except JaxparError:
             raise
         except Exception as error:
-            debugging = type(error).__name__ == "InternalFloatingPointError"  # jax_debug_nans, at ahead-of-time calls
+            # jax_debug_nans: JAX's, at the first call of a compiled program, and ours
+            debugging = type(error).__name__ in ("InternalFloatingPointError", "FloatingPointError")
             if not self.prepared.item.facts.callbacks and not debugging:
                 raise
             found = self._run_one_by_one(begin, end)
@@ -424,6 +426,7 @@ class ChunkedRun:
             try:
                 arrays = single.run(_cut(self.mapped, i, i + 1, 1, single), placed)
                 jax.block_until_ready(arrays)
+                _refuse_nan(arrays)
             except Exception as error:
                 failed.append((i, error))
                 if not skip:
@@ -432,6 +435,20 @@ class ChunkedRun:
                 if skip and self.plan.length > 1:
                     self.collector.add(i, i + 1, arrays)
         return failed
+
+
+def _refuse_nan(arrays: Sequence[Any]) -> None:
+    """FloatingPointError where jax_debug_nans or jax_debug_infs wants one.
+
+    JAX itself looks at the results of the first call of a compiled program only.
+    """
+    wanted = [what for what in ("NaN", "inf") if setting(f"jax_debug_{what.lower()}s")]
+    if (
+        wanted
+        and arrays
+        and any(w in wanted for _, w in not_finite_rows([np.asarray(a) for a in arrays], len(arrays[0])))
+    ):
+        raise FloatingPointError("NaN or inf in a result")
 
 
 def unit_of(strategy: str) -> str:

@@ -423,7 +423,7 @@ def read_entries(
         if kind == "error":
             failures.append(as_failure(index, rebuilt_error(own, outbound), *details))
         elif kind == "unsendable":
-            failures.append(_unsendable(index, *details, source))
+            failures.append(_unsendable(index, *details, source=source))
         else:
             try:
                 results[index] = Unpickler(own, outbound.classes).load()
