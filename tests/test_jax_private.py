@@ -199,3 +199,28 @@ def test_the_context_of_an_equation():
         """
     )
     assert done.stdout.split() == ["True", "False"]
+
+
+def test_collectives_listen_where_they_are_told():
+    """`jaxlib._jax.make_gloo_tcp_collectives`, by its module and with `hostname`"""
+    done = run_python(
+        """
+        import socket, jax
+        from jaxlib import _jax as module
+        from jaxpar_magic import _jax
+        heard = []
+        original = module.make_gloo_tcp_collectives
+        def listen(*args, **kwargs):
+            heard.append(kwargs["hostname"])
+            return original(*args, **kwargs)
+        module.make_gloo_tcp_collectives = listen
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = "127.0.0.1:%d" % probe.getsockname()[1]
+        jax.distributed.initialize(address, 1, 0, coordinator_bind_address=address, cluster_detection_method="deactivate")
+        with _jax.collectives_listening_on("127.0.0.1"):
+            jax.devices()
+        print(heard, module.make_gloo_tcp_collectives is listen)
+        """
+    )
+    assert done.stdout.splitlines()[-1] == "['127.0.0.1'] True"
