@@ -106,21 +106,24 @@ def _sending_fixes(function: str, inputs: str | None, call: Call) -> list[Fix]:
 
 
 def _own_worker_error(failure: Failure) -> Finding | None:
-    match = failure.search(r"The function '?(.+?)'? cannot be sent to worker processes: ([^\n]*?)\.?(?:\n|$)")
+    match = failure.search(
+        r"The function '?(.+?)'? cannot be sent to (worker processes|the engines[^:\n]*): ([^\n]*?)\.?(?:\n|$)"
+    )
     if match is None:
         return None
-    thing = re.match(r"(\w+), of type (\S+), cannot be pickled", match.group(2))
-    subject = f"{thing.group(1)} ({thing.group(2)})" if thing is not None else match.group(2)
+    where = match.group(2)
+    thing = re.match(r"(\w+), of type (\S+), cannot be pickled", match.group(3))
+    subject = f"{thing.group(1)} ({thing.group(2)})" if thing is not None else match.group(3)
     inside = thing.group(1) if thing is not None else "resource"
     return Finding(
-        what=f"The function {match.group(1)} cannot be sent to worker processes, because it uses {subject}, which "
-        "cannot be pickled.",
-        why="A worker process has its own memory: the function and all that it uses are copied to it. Open files, "
+        what=f"The function {match.group(1)} cannot be sent to {where}, because it uses {subject}, which cannot be "
+        "pickled.",
+        why="Another process has its own memory: the function and all that it uses are copied to it. Open files, "
         "locks, connections, generators and the like belong to one process.",
         fixes=[
             Fix(
                 f"Make {inside} inside the function",
-                f"def function(x):\n    {inside} = ...        # open or create it here, in the worker\n    return x",
+                f"def function(x):\n    {inside} = ...        # open or create it here, where it is used\n    return x",
             ),
             Fix(
                 "Or use threads, which share memory",
