@@ -108,7 +108,9 @@ def _stop_by_launcher(cluster_file: str) -> None:
 
     async def stop() -> None:
         # `config` keeps IPython's shell from becoming the parent: it would print what is logged.
-        cluster = Cluster.from_file(cluster_file, config=Config())
+        config = Config()
+        config.BatchSystemLauncher.output_file = os.devnull  # the default makes a folder in the user's
+        cluster = Cluster.from_file(cluster_file, config=config)
         cluster.cluster_file = ""  # else it is written again
         await cluster.stop_cluster()
 
@@ -125,7 +127,7 @@ def _remove_files(remains: Remains) -> None:
     elif remains.cluster_id:
         security, log = (os.path.join(glob.escape(remains.folder), name) for name in ("security", "log"))
         id_ = glob.escape(remains.cluster_id)
-        for path in [*glob.glob(f"{security}/*{id_}*"), *glob.glob(f"{log}/*{id_}*"), f"{security}/batch_script"]:
+        for path in [*glob.glob(f"{security}/*{id_}*"), *glob.glob(f"{log}/*{id_}*")]:
             with contextlib.suppress(OSError):
                 os.remove(path)
 

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -157,7 +159,8 @@ class Launcher:
         self.launch = launch
         shared = shared_folder()
         try:
-            self._cluster = _make_cluster(folder, launcher, launch)
+            with _raising_what_is_logged():
+                self._cluster = _make_cluster(folder, launcher, launch)
             self.name = _name(self._cluster)
         except Exception as error:  # whatever the profile's settings raise
             end(Remains("", folder, launch.profile is None, False, shared))
@@ -284,6 +287,26 @@ class Launcher:
         return "\n".join(["", "Its log ends with:", *(f"    {line}" for line in lines)]) if lines else ""
 
 
+@contextlib.contextmanager
+def _raising_what_is_logged() -> Iterator[None]:
+    """Raise an exception that a settings file raised: it is only logged, and the file left out."""
+    logged: list[BaseException] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.exc_info[1] is not None:
+                logged.append(record.exc_info[1])
+
+    handler = Keep(logging.ERROR)
+    _log.addHandler(handler)
+    try:
+        yield
+    finally:
+        _log.removeHandler(handler)
+    if logged:
+        raise logged[0]
+
+
 def _check(launcher: str | None) -> str | None:
     """The name as ipyparallel knows it. Raises ClusterError for an unknown one."""
     if launcher is None:
@@ -304,10 +327,14 @@ def _make_cluster(folder: str, launcher: str | None, launch: Launch) -> Any:
     # `config` keeps IPython's shell from becoming the parent: it would print what is logged.
     config = Config()
     config.LocalEngineSetLauncher.delay = 0.0
-    for name in ("Slurm", "PBS", "SGE", "LSF", "HTCondor"):  # else the script lies in the user's folder
-        config[f"{name}EngineSetLauncher"].batch_file_name = os.path.join(folder, "security", "batch_script")
+    name = f"jaxpar-{secrets.token_hex(4)}"
+    # By default script and log lie in the user's folder.
+    config.BatchSystemLauncher.batch_file_name = os.path.join(folder, "security", f"{name}.batch")
+    config.BatchSystemLauncher.output_file = os.path.join(folder, "log", f"{name}.log")
+    os.makedirs(os.path.join(folder, "log"), exist_ok=True)
     return Cluster(
         profile_dir=folder,
+        cluster_id=name,
         **({} if launcher is None else {"engines": launcher}),
         controller_ip=launch.address,
         controller_args=[*_CONTROLLER, f"--IPController.enable_curve={encrypts()}"],
