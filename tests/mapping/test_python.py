@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.integrate
 
 from jaxpar_magic import last_report, parmap
 from jaxpar_magic.errors import InputError, JaxparWarning, WorkerError
@@ -43,6 +46,41 @@ def test_auto_says_why_it_ran_plain_python():
     with pytest.warns(JaxparWarning, match="tax cannot be traced by JAX .TracerBoolConversionError"):
         parmap(tax, np.float32([5_000.0, 20_000.0]))
     assert last_report().strategy == "serial"
+
+
+def with_numpy(x):
+    return np.exp(-x) + np.linalg.norm(x)
+
+
+def with_math(x):
+    return math.sin(x)
+
+
+def with_another_library(k):
+    return scipy.integrate.quad(lambda x: np.exp(-k * x), 0, 1)[0]
+
+
+def with_range(n):
+    return sum(range(n))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (with_numpy, "with jax.numpy in place of numpy JAX could run it"),
+        (with_math, "with jax.numpy in place of math and float() JAX could run it"),
+        (tax, "with jnp.where or jax.lax.cond in place of if, jax.lax.while_loop in place of while JAX could run it"),
+        (with_another_library, None),
+        (with_range, None),
+        (np.linalg.norm, None),
+    ],
+)
+def test_auto_says_what_to_write_in_place(function, words):
+    with warnings.catch_warnings(record=True):
+        parmap(function, np.arange(3) if function is with_range else np.float32([0.5, 1.0, 2.0]))
+    report = last_report()
+    assert report.strategy == "serial" and "cannot be traced by JAX" in report.notes[0], report
+    assert report.notes[1:] == ([words] if words else [])
 
 
 def test_auto_uses_processes_for_slow_functions():

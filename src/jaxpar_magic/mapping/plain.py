@@ -7,6 +7,7 @@ import itertools
 import random
 import sys
 import time
+import traceback
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -284,13 +285,14 @@ def run_untraced(
     seconds = time.perf_counter() - begin
     if error is not None:
         why = f"{function_name(function)} cannot be traced by JAX ({_first_words(error)})"
+    notes = [f"with {words} JAX could run it"] if error is not None and (words := _in_place(function, error)) else []
     if options.strategy == "auto":
         strategy = _loop_or_workers(function, seconds * batch.length)
         how = "a plain loop was quick enough" if strategy == "serial" else "worker processes ran it as plain Python"
     else:
         strategy, how = options.strategy, _ON_ENGINES
     return run_python(
-        function, batch, options, strategy, monitor, done=done, notes=[f"{why}: {how}"], reasons=[str(why), how]
+        function, batch, options, strategy, monitor, done=done, notes=[f"{why}: {how}", *notes], reasons=[str(why), how]
     )
 
 
@@ -314,6 +316,27 @@ def _about_tracing(error: Exception) -> bool:
         if isinstance(kind := getattr(jax.errors, name, None), type)
     )
     return isinstance(error, kinds) or "racer" in str(error)
+
+
+# For people at home in numpy: what in the function itself JAX asks for, by the error and a word of its text.
+_IN_PLACE = (
+    ("TracerArrayConversionError", "", "jax.numpy in place of numpy"),
+    ("ConcretizationTypeError", "`float` function", "jax.numpy in place of math and float()"),
+    ("TracerBoolConversionError", "", "jnp.where or jax.lax.cond in place of if, jax.lax.while_loop in place of while"),
+)
+
+
+def _in_place(function: Callable, error: Exception) -> str | None:
+    """What to write in place of what JAX cannot follow; None unless it stands in the user's own code."""
+    home = getattr(function, "__globals__", {}).get("__name__")
+    if home is None or is_library(home):
+        return None
+    modules = {
+        frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)
+    }
+    if modules - {home.partition(".")[0], "jaxpar_magic", "jax", "jaxlib", "numpy"}:  # such as scipy's
+        return None
+    return next((words for kind, word, words in _IN_PLACE if type(error).__name__ == kind and word in str(error)), None)
 
 
 def _first_words(error: Exception) -> str:
