@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import ClusterError
+from ..errors import ClusterError, JaxparError
 from . import engine_spmd
 from .engines import Cluster, Engine, alive
 from .launch import LOOPBACK
@@ -125,9 +125,9 @@ def mesh_of(cluster: Cluster, say: Callable[[str], None], check: Callable[[], No
     mesh = _meshes[cluster] = Mesh(cluster, cluster.engines)
     try:
         _join(mesh, check)
-    except Exception as error:
+    except BaseException as error:
         give_up(cluster)
-        if isinstance(error, ClusterError):
+        if isinstance(error, JaxparError) or not isinstance(error, Exception):
             raise
         raise ClusterError(f"the engines could not become one mesh: {error}", next_step="%jaxcluster status") from None
     return mesh
