@@ -14,7 +14,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +23,7 @@ from ..mapping.monitor import Monitor
 from ..mapping.result import duration
 from ..mapping.worker_pickle import Outbound
 from . import on_call
+from .engines import is_stopped
 from .mesh import make_way
 from .settings import jax_options
 from .transport import LEAST_SHARED, Block, can_share
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 # Neighbouring chunks go to an engine together if each takes less than this.
 PIECE_SECONDS = 0.25
+# What a piece costs the notebook: with many engines, pieces are so long that it can feed all of them.
+CALL_SECONDS = 4e-3
 # A piece that has ended so many engines is not given to another.
 MAX_DEATHS = 3
 # Seconds: an engine whose process is stopped is told of after the first, and taken for lost after the second.
@@ -97,6 +100,7 @@ class Flight:
     since: float = field(default_factory=time.monotonic)
     printed: dict[str, int] = field(default_factory=dict)
     settled: bool = False
+    complete: bool = False  # and all that it printed has been shown
 
 
 class Job(Protocol):
@@ -196,10 +200,11 @@ class Crew:
         self.cluster.on_stop.append(self._stop)
         try:
             while self._goes_on():
+                if time.monotonic() >= self._next_look:
+                    self._look(job)
                 self._hand_out(job, program)
                 self._receive(job, _TICK)
                 self.monitor.check()
-                self._watch()
                 if self._stopped:
                     raise ClusterError("the cluster was stopped while a map ran.", next_step="%jaxcluster start")
             if self._error is not None:
@@ -219,8 +224,18 @@ class Crew:
         self._stopped = True
 
     @property
-    def _flights(self) -> list[Flight]:
-        return [flight for member in self.members for flight in member.flights]
+    def _flights(self) -> Iterator[Flight]:
+        return (flight for member in self.members for flight in member.flights)
+
+    def _look(self, job: Job) -> None:
+        """What need not be done at every answer, since it goes through all engines."""
+        self._next_look = time.monotonic() + _TICK
+        there = self.cluster.client.ids
+        for member in [m for m in self.members if not m.flights and m.engine.id not in there]:
+            self._lost(member, job, False)
+        self._show()
+        self._watch()
+        self._free = list(self.members)
 
     def _goes_on(self) -> bool:
         if self._error is None:
@@ -232,14 +247,11 @@ class Crew:
     def _hand_out(self, job: Job, program: _Load) -> None:
         if self._error is not None:
             return
-        there = self.cluster.client.ids
-        for member in [m for m in self.members if not m.flights and m.engine.id not in there]:
-            self._lost(member, job, False)
-        free = [m for m in self.members if not m.busy and m.engine.id in there]
+        free, self._free = [m for m in self._free if not m.busy], []
         for under_way in (0, 1):
             for member in free:
                 if not self._waiting or (under_way and len(self._waiting) < len(self.members)):
-                    continue
+                    return
                 if sum(f.piece is not None for f in member.flights) == under_way:
                     self._send_function(member, program)
                     self._send(member, self._next_piece(member, job), job)
@@ -250,7 +262,8 @@ class Crew:
         most = 1
         if member.seconds is not None:
             share = len(waiting) // (2 * len(self.members))
-            most = min(int(PIECE_SECONDS / max(member.seconds, 1e-6)), share, job.most_chunks)
+            wanted = max(PIECE_SECONDS, CALL_SECONDS * len(self.members))
+            most = min(int(wanted / max(member.seconds, 1e-6)), share, job.most_chunks)
         piece = waiting.popleft()
         while len(piece.chunks) < most and waiting and not (piece.deaths or waiting[0].deaths):
             if waiting[0].begin != piece.end:
@@ -293,7 +306,6 @@ class Crew:
 
     def _receive(self, job: Job, timeout: float, *, ending: bool = False) -> None:
         __tracebackhide__ = True
-        self._show()
         try:
             flight = self._answers.get(timeout=timeout)
         except queue.Empty:
@@ -314,6 +326,7 @@ class Crew:
         member.flights.remove(flight)
         member.heard, member.told = time.monotonic(), False
         self._ended.append(flight)
+        self._free.append(member)
         try:
             if isinstance(error, ipyparallel.error.TaskAborted):
                 self._return([piece])
@@ -443,7 +456,7 @@ class Crew:
             if not member.flights:
                 continue
             quiet = now - max(member.heard, member.flights[0].since)
-            if quiet < STOPPED_TOLD or not (self.cluster.here(member.engine) and _is_stopped(member.engine.pid)):
+            if quiet < STOPPED_TOLD or not is_stopped(member.engine):
                 continue
             if quiet >= STOPPED_LOST:
                 self.cluster.kill([member.engine.id])  # its pieces come back as those of any lost engine
@@ -463,7 +476,7 @@ class Crew:
             member.flights = [flight for flight in member.flights if flight.result is not None]
         deadline, again = time.monotonic() + DRAIN, 0.0
         try:
-            while self._flights and not self._stopped and time.monotonic() < deadline:
+            while any(self._flights) and not self._stopped and time.monotonic() < deadline:
                 if time.monotonic() >= again:
                     again = time.monotonic() + _AGAIN
                     self._interrupt()
@@ -486,11 +499,13 @@ class Crew:
 
     def _show(self) -> None:
         for flight in [*self._ended, *self._flights]:
-            self._show_one(flight)
-        self._ended = [flight for flight in self._ended if not flight.result.wait_for_output(0)]
+            if flight.result is not None:
+                self._show_one(flight)
+        self._ended = [flight for flight in self._ended if not flight.complete]
 
     def _show_one(self, flight: Flight, *, ended: bool = False) -> None:
-        complete = ended or (flight.settled and flight.result.wait_for_output(0))
+        # asked before it is printed: more may come in between
+        flight.complete = complete = ended or (flight.settled and flight.result.wait_for_output(0))
         printed = flight.result.metadata
         for name in ("stdout", "stderr"):
             text = printed[name] or ""
@@ -538,15 +553,6 @@ class _Load:
     def close(self) -> None:
         if self._block is not None:
             self._block.close()
-
-
-def _is_stopped(process: int) -> bool:
-    import psutil
-
-    try:
-        return psutil.Process(process).status() == psutil.STATUS_STOPPED
-    except psutil.Error:
-        return False
 
 
 def _described(error: BaseException) -> str:

@@ -379,6 +379,16 @@ def _engines(ids: Sequence[int]) -> str:
     return f"engine{'s' if len(ids) > 1 else ''} {', '.join(shown)}"
 
 
+def is_stopped(engine: Engine) -> bool:
+    """Whether the process of an engine on the notebook's machine is stopped (SIGSTOP, a debugger)."""
+    import psutil
+
+    try:
+        return engine.at_home and psutil.Process(engine.pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
 def _directory() -> str:
     try:
         return os.getcwd()

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import ClusterError, JaxparError
 from . import engine_spmd
-from .engines import Cluster, Engine, alive
+from .engines import Cluster, Engine, alive, is_stopped
 from .launch import LOOPBACK
 from .transport import Block, can_share
 
@@ -249,7 +249,7 @@ def ask_all(
             try:
                 asked.append(cluster.client[engine.id].apply_async(function, *rest))
             except (IndexError, ipyparallel.error.NoEnginesRegistered):  # it ended just now
-                raise _lost(cluster, engine, len(engines) > 1) from None
+                raise _lost(cluster, engine, engines) from None
             waiting.append((engine, asked[-1]))
         while waiting:
             for engine, answer in [pair for pair in waiting if pair[1].ready()]:
@@ -258,7 +258,7 @@ def ask_all(
                     answer.get()
                 except ipyparallel.error.RemoteError as error:
                     lost = error.ename == ipyparallel.error.EngineError.__name__
-                    raise (_lost(cluster, engine, len(engines) > 1) if lost else _as_local(engine, error)) from None
+                    raise (_lost(cluster, engine, engines) if lost else _as_local(engine, error)) from None
             if waiting:
                 check()
                 if deadline is not None and time.monotonic() > deadline:
@@ -282,12 +282,15 @@ def _end(cluster: Cluster, waiting: Sequence[tuple[Engine, Any]]) -> None:
     cluster.kill([engine.id for engine, answer in waiting if not answer.ready()])
 
 
-def _lost(cluster: Cluster, engine: Engine, together: bool) -> EngineLost:
-    others = "The others, which cannot go on without it, were ended, too. " if together else ""
+def _lost(cluster: Cluster, engine: Engine, engines: Sequence[Engine]) -> EngineLost:
+    cause = "killed, out of memory, or a crash in native code"
+    if stopped := [other for other in engines if is_stopped(other)]:
+        cause = f"{_named(stopped)} is stopped (SIGSTOP, a debugger), and JAX ends all when one gives no sign of life"
+    others = "The others, which cannot go on without it, were ended, too. " if len(engines) > 1 else ""
     again = "run it again: engines are started anew" if cluster.launcher else "start engines again, then connect"
     return EngineLost(
-        f"engine {engine.id} (process {engine.pid} on {engine.host}) ended during an SPMD program: killed, out of "
-        f"memory, or a crash in native code. {others}Nothing of the result is kept.",
+        f"engine {engine.id} (process {engine.pid} on {engine.host}) ended during an SPMD program: {cause}. "
+        f"{others}Nothing of the result is kept.",
         next_step=f"{again}. If memory was short: fewer items at a time, or strategy='cluster' without spmd.",
     )
 
