@@ -161,9 +161,15 @@ def screenshots():
 
 
 @pytest.fixture
-def page(browser):
+def sharpness():
+    """Pixels of a screenshot per pixel of the page; a module may have its own."""
+    return 1
+
+
+@pytest.fixture
+def page(browser, sharpness):
     """A page that must not ask another host for anything."""
-    context = browser.new_context(viewport={"width": 1000, "height": 1600})
+    context = browser.new_context(viewport={"width": 1000, "height": 1600}, device_scale_factor=sharpness)
     page, foreign = context.new_page(), []
     page.set_default_timeout(PATIENCE)
     known = ("http://127.0.0.1", "file:", "data:", "blob:")
