@@ -12,7 +12,7 @@ SOURCES := $(shell find src -name '*.py' -o -name '*.md')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-all lint format types browser versions wheel wheel-check docs bench clean
+.PHONY: help demo lab test test-slow test-all lint format types browser launchers versions wheel wheel-check docs bench clean
 
 help:
 	@echo "make demo         run demo.ipynb; leaves the executed notebook and a page in build/"
@@ -20,6 +20,7 @@ help:
 	@echo "make test         the quick tests (PYTEST_ARGS='-k text' chooses among them)"
 	@echo "make test-all     the quick and the slow tests"
 	@echo "make browser      JupyterLab in the Chromium of this machine; screenshots in build/screenshots"
+	@echo "make launchers    clusters started by mpirun and Slurm, where they are installed"
 	@echo "make lint types   ruff, mypy          make format   let ruff format the code"
 	@echo "make versions     the quick tests and the error index's examples on the oldest, a middle and the newest"
 	@echo "                  JAX, Python and IPython"
@@ -42,7 +43,7 @@ test: $(VENV)/.test
 
 # The slow tests of the explanations share what one run of many processes found, two at a time by themselves.
 test-slow: $(VENV)/.test
-	$(RUN_TESTS) -m "slow and not browser" --ignore tests/explanations $(PYTEST_ARGS)
+	$(RUN_TESTS) -m "slow and not browser and not launcher" --ignore tests/explanations $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m slow tests/explanations $(PYTEST_ARGS)
 
 test-all: test test-slow
@@ -50,6 +51,10 @@ test-all: test test-slow
 # In one process: all tests share one JupyterLab and one Chromium. Screenshots go to build/screenshots.
 browser: $(VENV)/.browser build/docs/index.html
 	$(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
+
+# In one process: they share the one-node Slurm that they set up in a folder.
+launchers: $(VENV)/.test $(VENV)/.mpi
+	PATH="$$PATH:/usr/sbin" $(BIN)/python -m pytest -m launcher tests/cluster $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

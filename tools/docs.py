@@ -43,6 +43,7 @@ PAGES = {
     "strategies": "Strategies",
     "jaxdevices": "%jaxdevices",
     "jaxexplain": "%jaxexplain",
+    "cluster": "Clusters",
     "moving": "Moving to parmap",
     "inside": "How it works",
     "../CONTRIBUTING": "Contributing",

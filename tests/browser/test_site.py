@@ -9,7 +9,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 SITE = Path(__file__).resolve().parents[2] / "build" / "docs"
-PAGES = ["index", "parmap", "strategies", "jaxdevices", "jaxexplain", "moving", "inside", "contributing"]
+PAGES = ["index", "parmap", "strategies", "jaxdevices", "jaxexplain", "cluster", "moving", "inside", "contributing"]
 
 
 @pytest.mark.skipif(not (SITE / "index.html").exists(), reason="`make docs` comes first")

@@ -15,6 +15,7 @@ import pytest
 from conftest import cell_errors, cell_text, run_notebook, run_python
 
 import jaxpar_magic.cluster
+from jaxpar_magic.cluster import launch
 from jaxpar_magic.cluster.ending import processes
 from jaxpar_magic.errors import ClusterError
 
@@ -80,11 +81,13 @@ def profile():
 def nothing_new(monkeypatch):
     """The test starts a cluster in this process, beside that of other tests, and leaves no file of it."""
     monkeypatch.setattr(jaxpar_magic.cluster, "_active", None)
-    before = clusters(), set(os.listdir("/dev/shm"))
+    make, made = launch.shared_folder, []
+    monkeypatch.setattr(launch, "shared_folder", lambda: made.append(make()) or made[-1])
+    before = clusters()
     yield
     jaxpar_magic.cluster.stop()
-    assert clusters() <= before[0]
-    assert {name for name in os.listdir("/dev/shm") if name.startswith("jaxpar-")} <= before[1]
+    assert clusters() <= before
+    assert not any(os.path.exists(folder) for folder in made)
     profile = Path(os.environ["IPYTHONDIR"], "profile_tried")
     assert [path for folder in ("security", "log") for path in profile.glob(f"{folder}/*jaxpar*")] == []
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import glob
 import json
+import logging
 import os
 import select
 import shutil
@@ -26,6 +27,9 @@ _ASKED = 2.0  # seconds for a process to end when asked to
 _KILLED = 5.0
 _JOB = 30.0  # for a batch system to take a job back
 _TICK = 0.02
+LOG = logging.getLogger(__name__)  # what launchers have to say; errors quote what matters of it
+LOG.addHandler(logging.NullHandler())
+LOG.propagate = False
 _LOOK = 2.0  # seconds between looks at the notebook's process
 
 
@@ -110,7 +114,7 @@ def _stop_by_launcher(cluster_file: str) -> None:
         # `config` keeps IPython's shell from becoming the parent: it would print what is logged.
         config = Config()
         config.BatchSystemLauncher.output_file = os.devnull  # the default makes a folder in the user's
-        cluster = Cluster.from_file(cluster_file, config=config)
+        cluster = Cluster.from_file(cluster_file, config=config, log=LOG)
         cluster.cluster_file = ""  # else it is written again
         await cluster.stop_cluster()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterError, did_you_mean
-from .ending import Remains, end
+from .ending import LOG, Remains, end
 
 LOOPBACK = "127.0.0.1"
 # Those of ipyparallel; others may be installed beside them.
@@ -28,9 +28,6 @@ _TIMEOUT, _QUEUE_TIMEOUT = 60.0, 600.0
 _TICK = 0.05
 _DEATHS = 10.0
 _QUOTED_LINES = 12
-_log = logging.getLogger(__name__)  # what launchers have to say; errors quote what matters of it
-_log.addHandler(logging.NullHandler())
-_log.propagate = False
 
 # A heartbeat each half second finds a dead engine soon; 60 missed ones are half a minute for a busy machine. Without
 # a database the controller does not keep what passes through it.
@@ -298,11 +295,11 @@ def _raising_what_is_logged() -> Iterator[None]:
                 logged.append(record.exc_info[1])
 
     handler = Keep(logging.ERROR)
-    _log.addHandler(handler)
+    LOG.addHandler(handler)
     try:
         yield
     finally:
-        _log.removeHandler(handler)
+        LOG.removeHandler(handler)
     if logged:
         raise logged[0]
 
@@ -339,7 +336,7 @@ def _make_cluster(folder: str, launcher: str | None, launch: Launch) -> Any:
         controller_ip=launch.address,
         controller_args=[*_CONTROLLER, f"--IPController.enable_curve={encrypts()}"],
         delay=0,
-        log=_log,
+        log=LOG,
         config=config,
         shutdown_atexit=False,
     )
