@@ -21,7 +21,9 @@ from typing import Any
 import pytest
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-MISSING = [name for name in ("playwright", "jupyterlab", "axe_playwright_python") if find_spec(name) is None]
+MISSING = [
+    name for name in ("playwright", "jupyterlab", "notebook", "axe_playwright_python") if find_spec(name) is None
+]
 if CHROMIUM is None:
     MISSING.append("chromium")
 collect_ignore_glob = ["test_*.py"] if MISSING else []
@@ -51,6 +53,7 @@ OPTIONS = [
     "--ServerApp.disable_check_xsrf=True",
     "--ServerApp.port_retries=0",
     "--LabApp.expose_app_in_browser=True",
+    "--JupyterNotebookApp.expose_app_in_browser=True",
     "--LabApp.extension_manager=readonly",
 ]
 
@@ -185,8 +188,11 @@ class Notebook:
     def __init__(self, page: Any, server: tuple[str, Path]):
         self.page, self.server = page, server
 
-    def open(self, name: str, cells: list[Any]) -> None:
-        """Write a notebook of these cells (a string each, or a cell with tags), and open it."""
+    def open(self, name: str, cells: list[Any], front_end: str = "doc/tree") -> None:
+        """Write a notebook of these cells (a string each, or a cell with tags), and open it.
+
+        `front_end` is "doc/tree" (JupyterLab, one document) or "notebooks" (Jupyter Notebook 7).
+        """
         import nbformat
 
         made = [nbformat.v4.new_code_cell(cell) if isinstance(cell, str) else cell for cell in cells]
@@ -194,7 +200,7 @@ class Notebook:
         kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
         url, folder = self.server
         nbformat.write(nbformat.v4.new_notebook(cells=made, metadata=kernel), folder / name)
-        self.page.goto(f"{url}/doc/tree/{name}")
+        self.page.goto(f"{url}/{front_end}/{name}")
         self.page.wait_for_function("() => window.jupyterapp")
         self.page.evaluate(f"() => {in_time(f'({READY})()')}")
         self.theme("Light")  # the last test's choice would stay: it is a setting of the server
