@@ -82,7 +82,7 @@ def test_an_engine_that_dies_costs_its_chunk_which_another_gets(tmp_path, capsys
     done, lines = run_watched(signals_itself(9, tmp_path, signal.SIGKILL), XS, chunk_size=2)
     np.testing.assert_array_equal(done.value, XS + 1)
     (note,) = [n for n in done.report.notes if "was lost" in n]
-    assert re.search(r"was lost at items? \d+.*, which go to another engine$", note)
+    assert re.search(r"was lost with items? \d+.* under way, which another engine gets$", note)
     assert f"parmap: {note}" in lines + capsys.readouterr().out.splitlines()
 
 
@@ -119,7 +119,7 @@ def test_an_engine_that_dies_while_it_receives_the_function(tmp_path):
         return x + (1.0 if dies else 0.0)
 
     np.testing.assert_array_equal(parmap(function, XS, strategy="cluster", chunk_size=2), XS + 1)
-    assert any(note.endswith("was lost, which go to another engine") for note in last_report().notes)
+    assert any("was lost with" in note for note in last_report().notes)
 
 
 def test_an_engine_that_dies_when_a_result_has_come(cluster, monkeypatch):
@@ -138,7 +138,9 @@ def test_an_engine_that_dies_when_a_result_has_come(cluster, monkeypatch):
 def test_all_engines_lost_and_what_was_done_is_kept(cluster, tmp_path):
     fatal = signals_itself(20, tmp_path, signal.SIGKILL, times=2)
     options = {"strategy": "cluster", "chunk_size": 1, "checkpoint": tmp_path / "kept"}
-    with pytest.raises(ClusterError, match=r"all engines of the cluster were lost, the last while it ran item 20") as e:
+    with pytest.raises(
+        ClusterError, match=r"all engines of the cluster were lost, the last with item 20 under way"
+    ) as e:
         parmap(fatal, XS, **options)
     assert any("are done and kept" in note for note in e.value.__notes__)
     np.testing.assert_array_equal(parmap(fatal, XS, **options, resume=True), XS + 1)
@@ -221,7 +223,7 @@ def test_an_engine_that_is_stopped_is_noticed_and_given_up(cluster, tmp_path, mo
     done, lines = run_watched(signals_itself(9, tmp_path, signal.SIGSTOP), XS, chunk_size=2)
     np.testing.assert_array_equal(done.value, XS + 1)
     assert any("does not answer: its process" in line for line in lines)
-    assert any("was lost at item" in note for note in done.report.notes)
+    assert any("was lost with item" in note for note in done.report.notes)
 
 
 def test_a_cluster_that_is_stopped_ends_the_map(tmp_path):
@@ -255,7 +257,7 @@ def four_engines():
 @pytest.mark.slow
 def test_a_chunk_that_ends_three_engines_is_given_up_and_named(four_engines, tmp_path):
     fatal = signals_itself(13, tmp_path, signal.SIGKILL, times=99)
-    with pytest.raises(WorkerError, match=r"item 13: 3 engines ended while they ran them"):
+    with pytest.raises(WorkerError, match=r"item 13: 3 engines ended with it under way"):
         parmap(fatal, XS, strategy="cluster", chunk_size=1)
     assert len(four_engines.engines) == 1
     got = parmap(fatal, XS, strategy="cluster", chunk_size=1, on_error="skip")

@@ -49,7 +49,7 @@ _TICK = 0.1
 
 @dataclass
 class Piece:
-    """Neighbouring chunks that one engine gets at a time. `deaths` counts engines that ended while they ran it."""
+    """Neighbouring chunks that one engine gets at a time. `deaths` counts engines that ended while they had it."""
 
     chunks: list[tuple[int, int]]
     deaths: int = 0
@@ -160,8 +160,9 @@ class Crew:
         self._waiting: deque[Piece] = deque()
         self._error: tuple[int, BaseException] | None = None
         self._failed_at = 0.0
-        self._last_piece = ""
         self._stopped = False
+        self._next_look = 0.0
+        self._free: list[Member] = []  # engines that may take a piece
         make_way(cluster)
         self._renew()
         engines = cluster.engines
@@ -247,12 +248,14 @@ class Crew:
     def _hand_out(self, job: Job, program: _Load) -> None:
         if self._error is not None:
             return
+        # A piece that an engine may have died of runs alone, so that it is clear what the next one dies of.
         free, self._free = [m for m in self._free if not m.busy], []
         for under_way in (0, 1):
             for member in free:
                 if not self._waiting or (under_way and len(self._waiting) < len(self.members)):
                     return
-                if sum(f.piece is not None for f in member.flights) == under_way:
+                pieces = [flight.piece for flight in member.flights if flight.piece is not None]
+                if len(pieces) == under_way and not (under_way and (pieces[0].deaths or self._waiting[0].deaths)):
                     self._send_function(member, program)
                     self._send(member, self._next_piece(member, job), job)
 
@@ -406,7 +409,7 @@ class Crew:
     # ---------------------------------------------------------------- engines that are lost, or stopped
 
     def _lost(self, member: Member, job: Job, ending: bool) -> None:
-        """An engine has ended. The oldest of its pieces is to blame; the others were waiting there."""
+        """An engine has ended, and what it had goes to others."""
         __tracebackhide__ = True
         if member not in self.members:
             return
@@ -418,32 +421,27 @@ class Crew:
         pieces = [one.piece for one in flights if one.piece is not None]
         if ending:
             return
-        line = f"{member} was lost"
-        blamed = flights[0].piece if flights else None
-        if blamed is not None:
-            self._last_piece = str(blamed)
-            line += f" at {blamed}"
-        if self.members:
-            line += ", which go to another engine" if pieces else ""
+        under_way = f" with {' and '.join(map(str, pieces))} under way" if pieces else ""
+        line = f"{member} was lost{under_way}{', which another engine gets' if pieces and self.members else ''}"
         self.notes.append(line)
         self.monitor.say(f"parmap: {line}")
-        if blamed is not None:
-            pieces[0:1] = [Piece([chunk], blamed.deaths + 1) for chunk in blamed.chunks]
+        # Any of them may be to blame: the answer of the first is lost, too, if it was still on its way.
+        pieces = [Piece([chunk], piece.deaths + 1) for piece in pieces for chunk in piece.chunks]
         given_up = [piece for piece in pieces if piece.deaths >= MAX_DEATHS]
         self._return([piece for piece in pieces if piece.deaths < MAX_DEATHS])
         for piece in given_up:
+            it = "it" if piece.end - piece.begin == 1 else "them"
             job.give_up(
                 piece,
                 WorkerError(
-                    f"{piece}: {piece.deaths} engines ended while they ran them, one after the other.",
+                    f"{piece}: {piece.deaths} engines ended with {it} under way, one after the other.",
                     next_step="map these items alone: something ends the process (memory runs out, os._exit, C code "
                     "crashes). on_error='skip' leaves them out.",
                 ),
             )
         if not self.members and (self._waiting or given_up):
-            what = f", the last while it ran {self._last_piece}" if self._last_piece else ""
             raise ClusterError(
-                f"all engines of the cluster were lost{what}.",
+                f"all engines of the cluster were lost, the last{under_way or ' while it received the function'}.",
                 next_step="run it again: lost engines are started anew."
                 if self.cluster.launcher is not None
                 else "start engines where the others were, then run it again.",
