@@ -110,6 +110,7 @@ clusters.stop()
     assert "is stopped (SIGSTOP, a debugger), and JAX ends all when one gives no sign of life" in done
 
 
+@pytest.mark.launcher
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun (Debian: openmpi-bin)")
 def test_engines_that_mpi_started():
     allowed = {
