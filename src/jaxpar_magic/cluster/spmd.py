@@ -154,11 +154,19 @@ def _compiled(mesh: Mesh, item: ItemProgram, length: int, monitor: Monitor) -> t
     monitor.phase("compiling")
     exported = _exported(item, length, mesh.platform)
     # without places in the source, so that a cell that runs again finds its program
-    text = _PLACES.sub("", exported.mlir_module())
-    digest = hashlib.blake2b(f"{text}{exported.in_avals}".encode(), digest_size=16).hexdigest()
+    found = f"{_PLACES.sub('', exported.mlir_module())}{exported.in_avals}"
+    digest = hashlib.blake2b(found.encode(), digest_size=16).hexdigest()
     if digest in mesh.programs:
         return digest, True
-    message = (digest, bytes(exported.serialize()), length, jax_options())
+    try:
+        text = bytes(exported.serialize())
+    except ImportError:  # JAX does not require it
+        raise UnsupportedError(
+            "spmd: JAX needs flatbuffers to write programs for engines.",
+            next_step='pip install "jaxpar-magic[cluster]"',
+            argument="spmd",
+        ) from None
+    message = (digest, text, length, jax_options())
     mesh.call(engine_spmd.prepare, [message] * len(mesh.engines), monitor.check)
     mesh.programs.add(digest)
     return digest, False
