@@ -23,3 +23,28 @@ def cluster(_two_engines):
     running.restart_lost()
     assert len(running.engines) == 2
     return running
+
+
+@pytest.fixture
+def while_running(monkeypatch):
+    """Do something while an SPMD program runs on the engines: after so many looks at whether they have answered."""
+    from jaxpar_magic.cluster import engine_spmd, mesh
+
+    def arm(act, function=None, looks=10):
+        original = mesh.ask_all
+        function = function or engine_spmd.run
+
+        def ask_all(cluster, engines, called, arguments, check, seconds=None):
+            count = iter(range(10**9))
+
+            def checked():
+                check()
+                if called is function and next(count) == looks:
+                    monkeypatch.setattr(mesh, "ask_all", original)
+                    act()
+
+            return original(cluster, engines, called, arguments, checked, seconds)
+
+        monkeypatch.setattr(mesh, "ask_all", ask_all)
+
+    return arm

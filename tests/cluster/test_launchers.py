@@ -11,11 +11,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import jaxpar_magic.cluster
 from jaxpar_magic import parmap
+from jaxpar_magic.errors import ClusterError
 
 pytestmark = [pytest.mark.slow, pytest.mark.launcher]
 
@@ -146,11 +148,21 @@ def test_maps_run_and_a_dead_engine_is_replaced(launched):
 
 
 def share_of_all(x):
-    import jax
-
     return x / jax.lax.psum(x, "items")
 
 
 def test_spmd_programs_run(launched):
     xs = np.arange(1, 9, dtype=np.float32)
     np.testing.assert_allclose(parmap(share_of_all, xs, strategy="cluster", spmd=True), xs / xs.sum(), rtol=1e-6)
+
+
+def test_spmd_programs_that_lose_an_engine(launched, while_running):
+    def endless(x):
+        return jax.lax.while_loop(lambda c: c >= 0, lambda c: jax.lax.pmax(c, "items"), x)
+
+    test_spmd_programs_run(launched)
+    engine = launched.engines[1]
+    while_running(lambda: launched.kill([engine.id]))
+    with pytest.raises(ClusterError, match="ended during an SPMD program"):
+        parmap(endless, np.ones(5, np.float32), strategy="cluster", spmd=True)
+    test_spmd_programs_run(launched)

@@ -43,29 +43,6 @@ def endless_alone(x):
     return jax.lax.while_loop(lambda c: c > -1, lambda c: c * 0.5, jnp.abs(x))
 
 
-@pytest.fixture
-def while_running(monkeypatch):
-    """Do something while a program runs on the engines: after so many looks at whether they have answered."""
-
-    def arm(act, function=engine_spmd.run, looks=10):
-        original = mesh.ask_all
-
-        def ask_all(cluster, engines, called, arguments, check, seconds=None):
-            count = iter(range(10**9))
-
-            def checked():
-                check()
-                if called is function and next(count) == looks:
-                    monkeypatch.setattr(mesh, "ask_all", original)
-                    act()
-
-            return original(cluster, engines, called, arguments, checked, seconds)
-
-        monkeypatch.setattr(mesh, "ask_all", ask_all)
-
-    return arm
-
-
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 

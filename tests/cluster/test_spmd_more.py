@@ -1,9 +1,6 @@
-"""SPMD maps on more engines and devices than the other tests have, and on engines that MPI started. Slow."""
+"""SPMD maps on more engines and devices than the other tests have. Slow."""
 
 from __future__ import annotations
-
-import os
-import shutil
 
 import jax
 import pytest
@@ -108,31 +105,3 @@ clusters.stop()
 """
     )
     assert "is stopped (SIGSTOP, a debugger), and JAX ends all when one gives no sign of life" in done
-
-
-@pytest.mark.launcher
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun (Debian: openmpi-bin)")
-def test_engines_that_mpi_started():
-    allowed = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    }
-    done = run_python(
-        PRELUDE
-        + """
-clusters.start(2, devices_per_engine=2, launcher="mpi")
-check([1, 6, 13])
-print(last_report().line())
-while_running(lambda: os.kill(os.getpid(), signal.SIGINT))
-try:
-    spmd(endless, np.ones(9, np.float32))
-except KeyboardInterrupt:
-    print("interrupted")
-check([13])
-clusters.stop()
-""",
-        timeout=300,
-        env=allowed if os.geteuid() == 0 else None,
-    ).stdout
-    assert "cluster spmd on 2 engines × 2 devices" in done and "interrupted" in done
