@@ -224,3 +224,38 @@ def test_collectives_listen_where_they_are_told():
         """
     )
     assert done.stdout.splitlines()[-1] == "['127.0.0.1'] True"
+
+
+def test_functions_of_a_registered_class_can_be_had():
+    """`jax._src.tree_util._registry`"""
+    import dataclasses
+
+    import jax
+
+    from jaxpar_magic import _jax
+
+    @jax.tree_util.register_pytree_node_class
+    class Pair:
+        def __init__(self, *parts):
+            self.parts = parts
+
+        def tree_flatten(self):
+            return self.parts, "kept"
+
+        @classmethod
+        def tree_unflatten(cls, kept, parts):
+            return cls(*parts)
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Body:
+        mass: int
+        name: str = dataclasses.field(metadata={"static": True})
+
+    flatten, unflatten = _jax.registered_pytree(Pair)
+    children, kept = flatten(Pair(1, 2))
+    assert (tuple(children), kept) == ((1, 2), "kept") and unflatten(kept, (3, 4)).parts == (3, 4)
+    flatten, unflatten = _jax.registered_pytree(Body)
+    children, kept = flatten(Body(5, "moon"))
+    assert unflatten(kept, children) == Body(5, "moon")
+    assert _jax.registered_pytree(str) is None

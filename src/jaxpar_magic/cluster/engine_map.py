@@ -198,7 +198,7 @@ class _Program(ItemRunner):
                 except KeyboardInterrupt:
                     raise
                 except BaseException as error:  # SystemExit, too, is the function's
-                    index = getattr(error, "_jaxpar_item", None)
+                    index = getattr(error, "jaxpar_item", None)
                     return _answer("error", index, *told(error), buffers=self._packed(error))
                 failures += [(request["first"] + base + i, *told(e), self._packed(e)) for i, e in run.failures]
                 base += count
@@ -333,7 +333,7 @@ class _EngineRun(ChunkedRun):
 
     def _blame(self, error: BaseException, index: int) -> None:
         with contextlib.suppress(AttributeError):  # an exception with slots
-            error._jaxpar_item = self._first + index  # type: ignore[attr-defined]
+            error.jaxpar_item = self._first + index  # type: ignore[attr-defined]
 
     def _not_finite(self, index: int) -> FloatingPointError:
         error = FloatingPointError(

@@ -177,8 +177,9 @@ def cut(facts: ItemFacts, length: int, engines: int, devices: int, options: MapO
 def _chunk(facts: ItemFacts, length: int, engines: int, devices: int, batch_size: int | None) -> tuple[int, str]:
     share = max(1, math.ceil(length / engines))
     seconds = share * facts.nanoseconds * 1e-9 / devices
+    most = max(1, MOST_BYTES // max(1, facts.input_bytes + facts.output_bytes))
     if not facts.has_while and seconds < TINY_SECONDS:
-        return share, "little work: one chunk for each engine"
+        return min(share, most), "little work: as few chunks as possible"
     way, _ = first_way(facts, share, Resources(devices, "cpu", devices, 1 << 62, devices))
     width = batch_size or way.width
     size = math.ceil(share / CHUNKS)
@@ -191,7 +192,6 @@ def _chunk(facts: ItemFacts, length: int, engines: int, devices: int, batch_size
     else:
         least = devices * LEAST_WIDTH
     size = max(size, min(least, math.ceil(share / LEAST_CHUNKS)))
-    most = max(1, MOST_BYTES // max(1, facts.input_bytes + facts.output_bytes))
     return min(size, most), "chunks go to engines as they come free, neighbours together where they are quick"
 
 
