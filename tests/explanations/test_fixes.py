@@ -24,20 +24,8 @@ from jaxpar_magic.explanations.wording import complete
 PAGES_PER_PROCESS = 40
 # At most this part of all fixes may hold names that the user has to fill in.
 MOST_TO_FILL_IN = 0.15
-# The fix of these is a pattern: what it needs of the user's code the failure does not tell.
-ONLY_TO_FILL_IN = {
-    "JPX0875-0",
-    "JPX1106-0",
-    "JPX1106-1",
-    "JPX1202-0",
-    "JPX1206-0",
-    "JPX1504-0",
-    "JPX1611-0",
-    "JPX1613-0",
-    "JPX1617-0",
-    "JPX1713-0",
-    "JPX1713-2",
-}
+# The fix of these is a pattern, and the page says why.
+ONLY_TO_FILL_IN = {"JPX1202-0"}
 # These pages run JAX's runtime or other processes, or need what an earlier page has used up.
 NEEDS_A_PROCESS_OF_ITS_OWN = {
     "JPX0602-0",

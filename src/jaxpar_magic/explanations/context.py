@@ -220,6 +220,9 @@ class Failure:
     definitions:
         For the names in the user's failing expression, the statement that defined each ("f = jax.pmap(g)",
         or a function with its decorators), looked up in the same file and in the other cells.
+    sources:
+        For the same names, and for the user's innermost function, its `def` or `class`, decorated or not; and
+        under "name.defvjp" and "name.defjvp" the statements that give it its derivative rules.
     environment:
         Devices, versions and flags.
     cause:
@@ -245,6 +248,7 @@ class Failure:
     frames: tuple[Frame, ...] = ()
     variables: Mapping[str, Variable] = field(default_factory=dict)
     definitions: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
     environment: Environment = field(default_factory=Environment)
     cause: Failure | None = None
     live: bool = False
@@ -270,13 +274,16 @@ class Failure:
         Called while the warning is being shown, it finds the user's line also where JAX names one of its own.
         """
         frame = _frame_of_text(file, line, "<module>", source or linecache.getline(file, line))
-        frames, variables, scope = _guarded(lambda: _warned(frame), ((frame,), {}, frozenset()))
+        unknown: Any = ((frame,), {}, frozenset(), ({}, {}))
+        frames, variables, scope, (definitions, sources) = _guarded(lambda: _warned(frame), unknown)
         return cls(
             type_name=_qualified(category),
             types=_short_names(category),
             message=_message(message),
             frames=frames,
             variables=variables,
+            definitions=definitions,
+            sources=sources,
             environment=_environment(),
             live=True,
             kind="warning",
@@ -445,11 +452,11 @@ def _from_exception(exception: BaseException, name_file: Any, depth: int) -> Fai
     own_notes = tuple(note for note in notes if not _is_jax_note(note))
     message = _guarded(lambda: str(exception), "")
     frames, variables = _guarded(lambda: _traceback(exception, name_file), ((), {}))
-    definitions = _guarded(lambda: _definitions(exception, frames), {})
+    definitions, sources = _guarded(lambda: _definitions(exception, frames), ({}, {}))
     remote = _remote_traceback(exception)
     worker = _guarded(lambda: Failure.from_text(remote).frames, ()) if remote is not None else ()
     if any(frame.package == "user" for frame in worker):  # else it failed on the way to the worker
-        frames, variables, definitions = worker, {}, {}
+        frames, variables, definitions, sources = worker, {}, {}, {}
     cause = exception.__cause__
     inner = None
     if cause is not None and cause is not exception and remote is None and depth < 5:
@@ -462,6 +469,7 @@ def _from_exception(exception: BaseException, name_file: Any, depth: int) -> Fai
         frames=frames,
         variables=variables,
         definitions=definitions,
+        sources=sources,
         environment=_guarded(_environment, Environment()),
         cause=inner,
         live=True,
@@ -609,18 +617,20 @@ def _user_frame(tb: Any, name_file: Any) -> Frame:
     return Frame("user", place, line, code.co_name, source, segment, statement or source)
 
 
-def _warned(named: Frame) -> tuple[tuple[Frame, ...], dict[str, Variable], frozenset[str]]:
-    """The user's line beneath the call of `warnings.warn` that is running, and the line that the warning names."""
+def _warned(named: Frame) -> tuple[Any, ...]:
+    """The user's line beneath the call of `warnings.warn` that is running, and the line that the warning names; the
+    variables there, all names, definitions and sources."""
     running: Any = sys._getframe()
     while running is not None and running.f_globals.get("__name__") != "warnings":
         running = running.f_back
     while running is not None and package_of(running.f_code.co_filename) != "user":
         running = running.f_back
     if running is None:
-        return (named,), {}, frozenset()
+        return (named,), {}, frozenset(), ({}, {})
     tb = SimpleNamespace(tb_frame=running, tb_lineno=running.f_lineno, tb_lasti=running.f_lasti)
     frames = (_user_frame(tb, None), *((named,) if named.package != "user" else ()))
-    return frames, _variables(tb, frames), frozenset((*running.f_globals, *running.f_locals))
+    names = frozenset((*running.f_globals, *running.f_locals))
+    return frames, _variables(tb, frames), names, _definitions_at(running, frames[0])
 
 
 def _place(file: str) -> str:
@@ -673,44 +683,68 @@ def _source_of(source: str, node: ast.stmt) -> str | None:
     return textwrap.dedent("\n".join(lines)) or None
 
 
-def _definitions(exception: BaseException, frames: Sequence[Frame]) -> dict[str, str]:
-    """Definitions of the names in the user's innermost failing expression, and of the function around it."""
+def _definitions(exception: BaseException, frames: Sequence[Frame]) -> tuple[dict[str, str], dict[str, str]]:
+    """Definitions and sources of the names in the user's innermost failing expression, and of the function around."""
     innermost = next((f for f in reversed(frames) if f.package == "user"), None)
     if innermost is None:
-        return {}
+        return {}, {}
     code = [
         tb.tb_frame for tb in _walk(exception.__traceback__) if package_of(tb.tb_frame.f_code.co_filename) == "user"
     ][-1]
+    return _definitions_at(code, innermost)
+
+
+def _definitions_at(code: Any, innermost: Frame) -> tuple[dict[str, str], dict[str, str]]:
     sources = ["".join(linecache.getlines(code.f_code.co_filename, code.f_globals))]
     if re.search(_CELL_FILE, code.f_code.co_filename):
         # a notebook: the definition is often in another cell; IPython keeps their sources here
         cells = [file for file in list(linecache.cache) if re.search(_CELL_FILE, file)]
         sources += ["".join(linecache.getlines(file)) for file in reversed(cells[-50:])]
-    cells_define = [_guarded(partial(_definitions_in, source), {}) for source in sources]
+    read = [_guarded(partial(_definitions_in, source), ({}, {})) for source in sources]
     found: dict[str, str] = {}
+    written: dict[str, str] = {}
     names = [call.function for call in innermost.calls if call.function.isidentifier()]
     names += [innermost.function, *re.findall(r"(?<![\w.])[A-Za-z_]\w*", innermost.segment or "")]
     for name in list(dict.fromkeys(names))[:12]:
-        definition = next((defined[name] for defined in cells_define if name in defined), None)
-        if definition is not None:
-            found[name] = definition
-    return found
+        for defined, whole in read:
+            if name in defined:
+                found.setdefault(name, defined[name])
+            for key in (name, f"{name}.defvjp", f"{name}.defjvp"):
+                if key in whole:
+                    written.setdefault(key, whole[key])
+    return found, written
 
 
 @lru_cache(maxsize=256)  # the cells of a session are read once, not at each card
-def _definitions_in(source: str) -> dict[str, str]:
-    """For each name that `source` binds by an assignment or a decorated `def` or `class`: the last such statement."""
+def _definitions_in(source: str) -> tuple[dict[str, str], dict[str, str]]:
+    """For each name that `source` binds by an assignment or a decorated `def` or `class`: the last such statement.
+    And for each name that it defines by any `def` or `class`, for "name.defvjp" and "name.defjvp": that statement."""
     last: dict[str, ast.stmt] = {}
+    whole: dict[str, ast.stmt] = {}
     for node in ast.walk(_parsed(source)):
-        if not isinstance(node, ast.Assign | ast.FunctionDef | ast.ClassDef) or _lines_of(node) >= 40:
+        if not isinstance(node, ast.Assign | ast.Expr | ast.FunctionDef | ast.ClassDef) or _lines_of(node) >= 40:
             continue
+        if isinstance(node, ast.Expr):
+            call = node.value
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "defvjp":
+                whole[ast.unparse(call.func)] = node
+            continue
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            whole[node.name] = node
+            for decorator in node.decorator_list:
+                if isinstance(decorator, ast.Attribute) and decorator.attr == "defjvp":
+                    whole[ast.unparse(decorator)] = node
         if isinstance(node, ast.Assign):
             bound = [t for target in node.targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
             last.update({target.id: node for target in bound if isinstance(target, ast.Name)})
         elif node.decorator_list:
             last[node.name] = node
-    written = {name: _source_of(source, node) for name, node in last.items()}
-    return {name: text for name, text in written.items() if text is not None}
+    return _texts(source, last), _texts(source, whole)
+
+
+def _texts(source: str, nodes: Mapping[str, ast.stmt]) -> dict[str, str]:
+    texts = {name: _source_of(source, node) for name, node in nodes.items()}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _lines_of(node: ast.stmt) -> int:

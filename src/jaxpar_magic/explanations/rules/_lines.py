@@ -183,6 +183,21 @@ def tracing(failure: Failure) -> tuple[str | None, str | None, str | None]:
     return None, None, None
 
 
+def _is_array(failure: Failure, function: str | None, argument: str) -> bool:
+    """Whether the traced argument is an array: it has axes, or was made by a function of arrays at the call.
+    An array has no hash, so it cannot be a compile-time constant."""
+    variable = failure.variable(argument)
+    if variable is not None and variable.tracer and variable.shape:
+        return True
+    call = next((c for f in failure.user_frames[1:] for c in f.calls if c.function == function), None)
+    head = re.search(rf"def {function}\(([^)]*)\)", failure.sources.get(function or "", ""))
+    if call is None or head is None:
+        return False
+    names = [name.partition(":")[0].partition("=")[0].strip() for name in head.group(1).split(",")]
+    given = dict(zip(names, call.args)) | dict(call.keywords)
+    return re.match(r"(?:jnp|np|numpy|jax)\.(?!pi\b|inf\b)\w+", given.get(argument, "")) is not None
+
+
 def traced_by_parmap(failure: Failure) -> bool:
     """Whether it is parmap that traces the user's function: then no jit of the user's is there to change."""
     return any(frame.package == "own" for frame in failure.frames) and failure.call("jit") is None
@@ -229,6 +244,8 @@ def static_fix(
         return None
     base = re.match(r"\w+", argument)
     name = base.group() if base is not None else argument
+    if _is_array(failure, function, name):
+        return None
     title = title or f"Make {name} a compile-time constant (compiles anew for each of its values)"
     jit = failure.call("jit")
     plain = jit is not None and jit.args and "static_argn" not in jit.source

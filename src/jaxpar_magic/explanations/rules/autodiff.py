@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-from ..context import Call, Failure
+from ..context import Call, Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, product, sizes
@@ -508,11 +509,20 @@ def custom_vjp_bwd_output(failure: Failure) -> Finding | None:
         else:
             code, title = f"gradient.astype('{need.split('[')[0]}')", "Cast the gradient to the argument's dtype"
         fixes = [Fix(title, code)]
+        fitted = _fitted_gradient(failure, facts["argument"], got, need)
+        if fitted is not None:
+            fixes = [Fix(title, fitted), *fixes]
     elif structure:
         got, need = structure.groups()
         what = f"The backward rule returns {got.strip()}, and the function takes the arguments {need.strip()}."
         facts = {"got": got.strip(), "needed": need.strip()}
-        fixes = [
+        have, wanted = _leaves(got.strip()), _leaves(need.strip())
+        if have is not None and wanted is not None:
+            returns = "one array, not in a tuple" if got.strip() == "PyTreeDef(*)" else counted(have, "gradient")
+            what = f"The backward rule returns {returns}, and the function takes {counted(wanted, 'argument')}."
+        as_many = _as_many_gradients(failure, got.strip(), need.strip())
+        fixes = [as_many] if as_many is not None else []
+        fixes = fixes or [
             Fix(
                 "Return a tuple with one gradient for each argument (mind the comma for a single one)",
                 "def backward(residuals, g):\n    x, = residuals\n    return (g * x,)",
@@ -532,6 +542,71 @@ def custom_vjp_bwd_output(failure: Failure) -> Finding | None:
         fixes=fixes,
         facts=facts,
     )
+
+
+def _vjp_rules(failure: Failure) -> tuple[str, str, str] | None:
+    """(function, forward rule, backward rule) of the one custom_vjp function in sight whose rules are given by
+    defvjp."""
+    statements = [text for name, text in failure.sources.items() if name.endswith(".defvjp")]
+    tree, source = parse_fragment(statements[0]) if len(statements) == 1 else (None, "")
+    call = next((node for node in ast.walk(tree) if isinstance(node, ast.Call)), None) if tree is not None else None
+    if call is None or len(call.args) != 2 or call.keywords or not isinstance(call.func, ast.Attribute):
+        return None
+    forward, backward = (ast.get_source_segment(source, argument) or "" for argument in call.args)
+    return ast.unparse(call.func.value), forward, backward
+
+
+def _leaves(structure: str) -> int | None:
+    """How many arrays there are in a flat tuple or list, printed as PyTreeDef((*, *)); 1 for a single array."""
+    flat = re.fullmatch(r"PyTreeDef\((?:[(\[])?(\*(?:, \*)*),?(?:[)\]])?\)", structure)
+    return flat.group(1).count("*") if flat is not None else None
+
+
+def _as_many_gradients(failure: Failure, got: str, need: str) -> Fix | None:
+    """The backward rule's result as a tuple with one entry for each argument, where it has too few or too many."""
+    rules = _vjp_rules(failure)
+    count, have = _leaves(need), _leaves(got)
+    if rules is None or count is None or have is None:
+        return None
+    function, forward, backward = rules
+    backward = backward if backward.isidentifier() else f"({backward})"
+    nothing = ", None" * max(count - have, 0)
+    result = f"{backward}(*args){nothing}" if got == "PyTreeDef(*)" else f"*{backward}(*args){nothing}"
+    tail = "," if count == 1 or nothing == "" else ""
+    code = f"{function}.defvjp({forward}, lambda *args: ({result}{tail}){f'[:{count}]' if have > count else ''})"
+    title = "Return a tuple with one gradient for each argument"
+    return Fix(title + (", None for those that have none" if nothing else ""), code)
+
+
+def _fitted_gradient(failure: Failure, argument: object, got: str, need: str) -> str | None:
+    """The rules given anew, with that gradient brought to the argument's type."""
+    rules = _vjp_rules(failure)
+    one, two = (re.fullmatch(r"(\w+)\[([\d,]*)\]", text) for text in (got, need))
+    if rules is None or one is None or two is None or not isinstance(argument, int):
+        return None
+    function, forward, backward = rules
+    gradient = f"gradients[{argument}]"
+    change = _summed(gradient, sizes(one.group(2)), sizes(two.group(2)))
+    if change is None:
+        return None
+    cast = f".astype({two.group(1)!r})" if one.group(1) != two.group(1) else ""
+    called = backward if backward.isidentifier() else f"({backward})"
+    return (
+        f"def fitted(*args):\n    gradients = list({called}(*args))\n    {gradient} = {change}{cast}\n"
+        f"    return tuple(gradients)\n\n{function}.defvjp({forward}, fitted)"
+    )
+
+
+def _summed(source: str, got: tuple[int, ...], need: tuple[int, ...]) -> str | None:
+    """`source`, of shape `got`, summed over the axes along which `need` was broadcast to it; None if it was not."""
+    if got == need:
+        return source
+    lead = len(got) - len(need)
+    if lead < 0 or any(m not in (1, n) for m, n in zip(need, got[lead:])):
+        return None
+    axes = (*range(lead), *(lead + i for i, (m, n) in enumerate(zip(need, got[lead:])) if m != n))
+    total = f"{source}.sum()" if len(axes) == len(got) else f"{source}.sum(axis={axes if len(axes) > 1 else axes[0]})"
+    return total if not any(m == 1 for m in need) else f"{total}.reshape({need})"
 
 
 def _shape_text(aval: str) -> str:
@@ -604,18 +679,36 @@ def custom_jvp_output(failure: Failure) -> Finding | None:
         what = f"{rule_name} does not return a pair."
     else:
         return None
+    fitted = None
+    written = [(n.removesuffix(".defjvp"), s) for n, s in failure.sources.items() if n.endswith(".defjvp")]
+    if not jvp and len(written) == 1:
+        named = re.search(r"def (\w+)\(", written[0][1])
+        function, jvp = written[0][0], named.group(1) if named is not None else None
+    if single and jvp and jvp.isidentifier() and function and function.isidentifier():
+        need, got = (re.fullmatch(r"(\w+)\[([\d,]*)\]", single.group(n)) for n in (2, 3))
+        if need is not None and got is not None:
+            change = _summed("tangent", sizes(got.group(2)), sizes(need.group(2)))
+            cast = f".astype({need.group(1)!r})" if need.group(1) != got.group(1) else ""
+            if change is not None:
+                fitted = Fix(
+                    f"Bring the tangent of {jvp} to the output's type"
+                    + (", summing over the axes that the output has not" if change != "tangent" else ""),
+                    f"@{function}.defjvp\ndef {function}_jvp_fitted(primals, tangents):\n"
+                    f"    output, tangent = {jvp}(primals, tangents)\n    return output, {change}{cast}",
+                )
     return Finding(
         what=what,
         why="A custom_jvp rule returns (output, tangent): the output equals that of the function, and the tangent has "
         "the same structure, shapes and dtypes.",
         fixes=[
+            *([fitted] if fitted is not None else []),
             Fix(
                 "Return output and tangent alike",
                 f"def {jvp if jvp and jvp.isidentifier() else 'rule'}(primals, tangents):\n"
                 "    (x,), (dx,) = primals, tangents\n"
                 f"    y = {function if function and function.isidentifier() else 'f'}(x)\n"
                 "    return y, (derivative(x) * dx).astype(y.dtype)",
-            )
+            ),
         ],
         facts={"rule": jvp, "function": function},
     )
@@ -790,6 +883,12 @@ def operation_has_no_derivative(failure: Failure) -> Finding | None:
             "    (x,), (dx,) = primals, tangents\n    return f(x), derivative(x) * dx",
         ),
     ]
+    segment = failure.user.segment if failure.user is not None else None
+    call = failure.outer_call
+    if forward and call is not None and call.source == segment and call.args and call.name == operation:
+        constant = f"{call.function}({', '.join([f'jax.lax.stop_gradient({call.args[0]})', *call.args[1:]])})"
+        if not call.keywords:
+            fixes[0] = Fix(fixes[0].title, rewritten(failure, call.source, constant))
     if not forward:
         fixes.insert(0, Fix("Differentiate forwards, which this operation allows", "jax.jacfwd(f)(x)"))
     return Finding(

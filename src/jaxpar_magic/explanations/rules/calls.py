@@ -1094,11 +1094,20 @@ def rule_with_other_arguments(failure: Failure) -> Finding | None:
             "The forward rule gets the function's arguments. The backward rule gets two things: what the forward rule "
         )
         why += "kept, and the gradient of the result."
+    fixes = [Fix("Write the rule with these arguments", rules, kind="sketch")]
+    defvjp = failure.sources.get(f"{name}.defvjp", "")
+    passed = re.fullmatch(rf"{name}\.defvjp\((\w+), {called}\)", defvjp)
+    positions = re.search(r"nondiff_argnums\s*=\s*\(?([\d, ]+)\)?", source)
+    if passed is not None and positions is not None and match.group(2) == "2":
+        n = len(re.findall(r"\d+", positions.group(1)))
+        if given == n + 2:
+            code = f"{name}.defvjp({passed.group(1)}, lambda *args: {called}(*args[{n}:]))"
+            fixes.insert(0, Fix(f"Let {called} take only what JAX gives behind these arguments", code))
     took = f" It takes {match.group(2)} and was given {given}." if match.group(2) else ""
     return Finding(
         what=f"A derivative rule of {name}, {called}, takes other arguments than JAX gives it.{took}",
         why=why,
-        fixes=[Fix("Write the rule with these arguments", rules)],
+        fixes=fixes,
         facts={"function": name, "rule": called},
         guess=True,
     )

@@ -107,6 +107,38 @@ def checkify_not_functionalized(failure: Failure) -> Finding | None:
     )
 
 
+def _checked(failure: Failure) -> tuple[str, str] | None:
+    """(statement, function) that made the error: `error, y = checkify.checkify(f, …)(x)`."""
+    for name, text in failure.definitions.items():
+        call = next((c for c in failure.defining_calls(name) if c.name == "checkify" and c.args), None)
+        if call is not None:
+            return text, call.args[0]
+    return None
+
+
+def _again(failure: Failure, statement: str, old: str, new: str) -> str:
+    last = failure.user.statement if failure.user is not None else None
+    return statement.replace(old, new, 1) + (f"\n{last}" if last and last not in statement else "")
+
+
+def _clipped(failure: Failure, last: int) -> str | None:
+    """The statement again, with the one index in its lambda kept within the array."""
+    found = _checked(failure)
+    index = re.findall(r"\b\w+\[([A-Za-z_]\w*)\]", found[1]) if found is not None else []
+    if found is None or len(index) != 1 or not found[1].startswith("lambda"):
+        return None
+    new = re.sub(r"\[[A-Za-z_]\w*\]", f"[jnp.clip({index[0]}, 0, {last})]", found[1])
+    return _again(failure, found[0], found[1], new)
+
+
+def _guarded_call(failure: Failure, operation: str, guard: str | None) -> str | None:
+    """The statement again, where the function is the operation itself: jnp.log."""
+    found = _checked(failure)
+    if found is None or guard is None or found[1] != f"jnp.{operation}":
+        return None
+    return _again(failure, found[0], found[1], f"lambda x: {guard}")
+
+
 @rule(
     "JPX1713",
     "checkify-found",
@@ -127,8 +159,8 @@ def checkify_found(failure: Failure) -> Finding | None:
         what += f"{int(size) - 1}."
         fixes = [
             Fix(
-                "Keep the index within the array (here x and i stand for yours)",
-                f"x[jnp.clip(i, 0, {int(size) - 1})]",
+                "Keep the index within the array",
+                _clipped(failure, int(size) - 1) or f"x[jnp.clip(i, 0, {int(size) - 1})]",
             ),
             Fix("Or say what to give outside", "x.at[i].get(mode='fill', fill_value=0)"),
         ]
@@ -137,7 +169,12 @@ def checkify_found(failure: Failure) -> Finding | None:
         where, operation = nan.groups()
         reason, guard = _REASONS.get(operation, (None, None))
         what = f"The operation {operation} made NaN (not a number){f': usually {reason}' if reason else ''}."
-        fixes = [Fix("Guard the input", guard or "jnp.where(good, f(jnp.where(good, x, 1.0)), 0.0)")]
+        fixes = [
+            Fix(
+                "Guard the input",
+                _guarded_call(failure, operation, guard) or guard or "jnp.where(good, f(jnp.where(good, x, 1.0)), 0.0)",
+            )
+        ]
         facts = {"operation": operation}
     elif zero is not None:
         where = zero.group(1)

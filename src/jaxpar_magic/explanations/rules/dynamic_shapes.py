@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from ..context import Call, Failure
+from ..context import Call, Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import array_type, listed
@@ -504,6 +504,14 @@ def _slice_fixes(failure: Failure, subscript: ast.Subscript, part: ast.Slice, ax
                 f"mask = {' & '.join(tests) or index + ' >= 0'}\n{x} = jnp.where(mask, value, {x})",
             )
         ]
+    block = _block(failure, subscript) if length is not None else None
+    if block is not None:
+        starts, lengths = block
+        new = f"jax.lax.dynamic_slice({x}, ({', '.join(starts)}), ({', '.join(lengths)}))"
+        title = (
+            f"Take {' by '.join(lengths)} items from traced starts (near the end they start earlier, so that all fit)"
+        )
+        return [Fix(title, rewritten(failure, whole, new))]
     if length is not None and part.step is None:
         along = f", axis={axis}" if axis else ""
         new = f"jax.lax.dynamic_slice_in_dim({x}, {low}, {length}{along})"
@@ -535,6 +543,20 @@ def _slice_fixes(failure: Failure, subscript: ast.Subscript, part: ast.Slice, ax
         )
     )
     return fixes
+
+
+def _block(failure: Failure, subscript: ast.Subscript) -> tuple[list[str], list[str]] | None:
+    """(starts, lengths) for x[i:i+8, j:j+8] with several traced starts and plainly fixed lengths; else None."""
+    parts = subscript.slice.elts if isinstance(subscript.slice, ast.Tuple) else []
+    slices = [part for part in parts if isinstance(part, ast.Slice) and part.step is None]
+    lengths = [_length(part) for part in slices]
+    variable = failure.variable(ast.unparse(subscript.value))
+    traced = sum(bool(_traced_names(failure, part)) for part in slices)
+    whole = len(slices) == len(parts) == len(variable.shape if variable is not None and variable.shape else ())
+    if traced < 2 or not whole or None in lengths:
+        return None
+    starts = [ast.unparse(part.lower) if part.lower is not None else "0" for part in slices]
+    return starts, [length for length in lengths if length is not None]
 
 
 def _reduction(failure: Failure, whole: str) -> tuple[str, str] | None:
@@ -596,7 +618,8 @@ def _offset(node: ast.expr) -> tuple[str, int] | None:
 )
 def carry_grows_in_a_loop(failure: Failure) -> Finding | None:
     match = failure.search(
-        r"(\w+) (?:body function|body_fun|loop body).*?carry.*?component (\S+) has type (\S+?\[[\d,]*\])\S* but the "
+        r"(\w+) (?:body function|body_fun|loop body).*?input carry (?:component )?(\S+) has type "
+        r"(\S+?\[[\d,]*\])\S* but the "
         r"corresponding output carry component has type (\S+?\[[\d,]*\])\S*, so the shapes do not match",
         re.S,
     )
@@ -611,6 +634,9 @@ def carry_grows_in_a_loop(failure: Failure) -> Finding | None:
     (axis,) = grown
     m, n = before[1][axis], after[1][axis]
     call = failure.call("fori_loop", "scan", "while_loop")
+    body = _body(failure, call)
+    if m == 1 and not re.search(r"append|concatenate|stack", body):
+        return None  # broadcast rather than grown
     count = init = None
     if call is not None and call.name == "fori_loop" and len(call.args) > 3:
         count, init = call.args[1], call.args[3]
@@ -629,6 +655,10 @@ def carry_grows_in_a_loop(failure: Failure) -> Finding | None:
             f"_, results = jax.lax.scan(lambda carry, i: (carry, value), None, jnp.arange({count or 'steps'}))",
         ),
     ]
+    whole = _joined_at_once(call, body, init)
+    if whole is not None:
+        title = "Each new item depends on the step alone: make them all at once, then join"
+        fixes.insert(0, Fix(title, failure.rewrite(call.source, whole) or whole if call is not None else whole))
     return Finding(
         what=f"The carry of the loop grows: {match.group(2)} comes in as {match.group(3)} and goes out as "
         f"{match.group(4)} "
@@ -638,6 +668,47 @@ def carry_grows_in_a_loop(failure: Failure) -> Finding | None:
         fixes=fixes,
         facts={"before": match.group(3), "after": match.group(4), "axis": axis},
     )
+
+
+def _body(failure: Failure, call: Call | None) -> str:
+    """Source of the loop's body, where the call or the cell shows it."""
+    position = {"scan": 0, "fori_loop": 2, "while_loop": 1}
+    source = call.args[position[call.name]] if call is not None and len(call.args) > position[call.name] else ""
+    return failure.sources.get(source, source)
+
+
+def _joined_at_once(call: Call | None, body: str, init: str | None) -> str | None:
+    """The result of a loop whose body only appends to what it carries, by one lax.map; None if it does more."""
+    tree, _ = parse_fragment(body) if body else (None, "")
+    function = (
+        next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.Lambda) and n.args.args), None)
+        if (tree is not None)
+        else None
+    )
+    if call is None or function is None or init is None or call.name == "while_loop" or len(function.args.args) != 2:
+        return None
+    first, second = (a.arg for a in function.args.args)
+    carry, item = (second, first) if call.name == "fori_loop" else (first, second)
+    result = function.body
+    if isinstance(result, list):
+        only = result[0] if len(result) == 1 else None
+        result = only.value if isinstance(only, ast.Return) and only.value is not None else ast.Constant(None)
+    if call.name == "scan":
+        result = result.elts[0] if isinstance(result, ast.Tuple) and len(result.elts) == 2 else ast.Constant(None)
+    if (
+        not isinstance(result, ast.Call)
+        or not re.search(r"\bappend$", ast.unparse(result.func))
+        or len(result.args) != 2
+    ):
+        return None
+    new = result.args[1]
+    if ast.unparse(result.args[0]) != carry or any(isinstance(n, ast.Name) and n.id == carry for n in ast.walk(new)):
+        return None
+    bounds = call.args[:2]
+    items = (
+        f"jnp.arange({', '.join(bounds)})" if call.name == "fori_loop" else call.args[2] if len(call.args) > 2 else None
+    )
+    return items and f"jnp.append({init}, jax.lax.map(lambda {item}: {ast.unparse(new)}, {items}))"
 
 
 @rule(

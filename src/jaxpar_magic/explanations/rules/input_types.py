@@ -11,7 +11,7 @@ from ..context import Call, Failure
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import listed
-from ._lines import ARRAY, enclosed, jax_at_line, nodes, operands, rewritten, static_fix, with_argument
+from ._lines import ARRAY, called_with, enclosed, jax_at_line, nodes, operands, rewritten, static_fix, with_argument
 from .immutability import attribute_call, missing_attribute
 
 _ITERABLES = (
@@ -495,11 +495,15 @@ def class_that_jax_does_not_know(failure: Failure) -> Finding | None:
             fixes=[fix or Fix("Use it from the surroundings", "f = jax.jit(lambda x: function(x))")],
             facts={"class": problem.kind, "function": problem.function, "argument": problem.path},
         )
+    head = failure.sources.get(name, "").partition("class ")
     fixes = [
         Fix(
             "If it is a dataclass of arrays, register it",
             f"jax.tree_util.register_dataclass({name})  # once, after the class",
-        ),
+        )
+        for _ in range("dataclass" in head[0] or not head[1])
+    ]
+    fixes += [
         Fix(
             "Any other class that holds arrays: say how to take it apart and how to put it together",
             f"def rebuild(names, values):\n    new = object.__new__({name})\n    new.__dict__.update(zip(names, "
@@ -662,6 +666,9 @@ def list_where_an_array_is_needed(failure: Failure) -> Finding | None:
     drawn = next((c for c in _calls_at_line(failure) if re.search(r"random\.(choice|permutation)$", c.function)), None)
     if drawn is not None and drawn.name == problem.function and len(drawn.args) > 1:
         return _drawn_from_a_list(failure, drawn, problem.name)
+    making = called_with(failure, "array", "asarray") if problem.name == "dict" else None
+    if making is not None and making.args:
+        return _array_of_dicts(failure, making)
     if problem.name == "dict":
         key = "name"
         fixes = [
@@ -683,6 +690,43 @@ def list_where_an_array_is_needed(failure: Failure) -> Finding | None:
         "of its own, which is slow.",
         fixes=fixes,
         facts={"type": problem.name, "function": problem.function, "argument": source},
+    )
+
+
+@rule(
+    "JPX0959",
+    "list-where-an-array-is-needed",
+    types=("TypeError",),
+    clues=("argument must be a string", "argument must be a real number"),
+    anywhere=True,
+)
+def dict_as_an_array(failure: Failure) -> Finding | None:
+    """JAX before 0.7 lets numpy turn a dict into an array, which asks for its number."""
+    call = called_with(failure, "array", "asarray")
+    if not failure.search(r"^(?:int|float)\(\) argument must be .*, not 'dict'") or call is None or not call.args:
+        return None
+    return _array_of_dicts(failure, call) if re.match(r"(?:jnp|jax\.numpy)\.", call.function) else None
+
+
+def _array_of_dicts(failure: Failure, call: Call) -> Finding:
+    given = call.args[0]
+    listing = given.startswith("[") or ((v := failure.variable(given)) is not None and v.type in ("list", "tuple"))
+    stacked = f"jax.tree.map(lambda *values: jnp.stack(values), *{given})"
+    one = f"jax.tree.map(jnp.asarray, {given})"
+    return Finding(
+        what=f"`{call.source if len(call.source) < 60 else call.function}` is to make an array of "
+        f"{'dicts' if listing else 'a dict'}, and an array holds numbers.",
+        why="JAX has no arrays of objects. A dict of arrays is fine as it is: jit, grad and vmap take it as an "
+        "argument, and jax.tree.map does something to each of its arrays.",
+        fixes=[
+            Fix(
+                "Make one dict, with an array of all the values under each key",
+                rewritten(failure, call.source, stacked),
+            )
+            if listing
+            else Fix("Make an array of each of its values", rewritten(failure, call.source, one))
+        ],
+        facts={"argument": given[:80]},
     )
 
 
@@ -869,6 +913,7 @@ def rows_of_different_lengths(failure: Failure) -> Finding | None:
     if call is None or not call.args or not through or not re.match(r"(jnp|jax)\b", call.function):
         return None
     rows = call.args[0]
+    named = "" if rows == "rows" else f"rows = {rows}\n"
     return Finding(
         what=f"The rows of `{rows if len(rows) < 60 else 'the list'}` have different lengths, so they make no array "
         f"(of {match.group(2)} so far).",
@@ -876,7 +921,7 @@ def rows_of_different_lengths(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Fill the rows up with zeros to one length",
-                f"import numpy as np\nrows = {rows}\nlongest = max(map(len, rows))\n"
+                f"import numpy as np\n{named}longest = max(map(len, rows))\n"
                 "padded = jnp.array([np.pad(row, (0, longest - len(row))) for row in rows])",
             ),
             Fix("Or keep a list of arrays, which jit takes as well", f"rows = [jnp.array(row) for row in {rows}]"),

@@ -286,4 +286,7 @@ def _alike(loop: str, before: str) -> str:
 
 def _kind(text: str) -> str:
     match = re.search(r"<class '(?:[\w.]+\.)?(\w+)'>(.*)", text)
-    return f"a {match.group(1)}{match.group(2)}" if match is not None else f"a {text}"
+    if match is None:
+        return f"a {text}"
+    name = {"ShapedArray": "an array", "NoneType": "None"}.get(match.group(1), f"a {match.group(1)}")
+    return f"{name}{match.group(2)}"

@@ -90,6 +90,8 @@ def scan_lengths_differ(failure: Failure) -> Finding | None:
     )
     call = failure.call("scan", "map")
     xs = argument(call, "xs")
+    if several and xs is not None and _is_list(failure, xs):
+        return _list_to_scan(failure, call, xs, sizes(several.group(1)))
     if several:
         lengths = sizes(several.group(1))
         shortest = min(lengths)
@@ -114,6 +116,34 @@ def scan_lengths_differ(failure: Failure) -> Finding | None:
         why=_EQUALLY_LONG,
         fixes=fixes,
         facts=facts,
+    )
+
+
+def _is_list(failure: Failure, xs: str) -> bool:
+    variable = failure.variable(xs)
+    return xs.startswith("[") or (variable is not None and variable.type == "list")
+
+
+def _list_to_scan(failure: Failure, call: Call | None, xs: str, lengths: tuple[int, ...]) -> Finding:
+    """A list, which the user meant as the items; to JAX it is one item with several parts."""
+    longest = max(lengths)
+    loop = (
+        "total = 0.0\nfor x in {}:  # with a function under jit for the work of one step\n    total = total + x.sum()"
+    )
+    padded = f"jax.numpy.stack([jax.numpy.pad(a, (0, {longest} - len(a))) for a in {xs}])"
+    return Finding(
+        what=f"scan got a list of arrays with {listed([str(n) for n in lengths])} items. It does not step from one "
+        "array of the list to the next: it steps through all of them together, item by item.",
+        why="scan goes along axis 0 of one array, or of every array in a list, tuple or dict, in step. Arrays of "
+        "different lengths cannot be items of one array either: JAX has no ragged arrays.",
+        fixes=[
+            Fix(
+                f"If each array is one step: fill them up to length {longest}, and stack them",
+                replaced(failure, call, xs, padded) or padded,
+            ),
+            Fix("Or loop in Python: good for a few arrays", loop.format(xs)),
+        ],
+        facts={"lengths": lengths},
     )
 
 
@@ -415,7 +445,14 @@ def _branch_fixes(
                     code or f"value = jax.numpy.pad(value, ({pads},))  # at the end of {small_name}",
                 )
             ]
-    big, small_name = (one[1], second) if len(one[1]) >= len(two[1]) else (two[1], first)
+    (dtype, big), (narrow, _), small_name = (one, two, second) if len(one[1]) >= len(two[1]) else (two, one, first)
+    source = _branch(call, small_name) if not path else None
+    if source is not None and _wider(dtype, narrow) == dtype:
+        wide = f"jax.numpy.broadcast_to({_applied(source)}, {big})"
+        cast = f".astype({dtype!r})" if narrow != dtype else ""
+        code = replaced(failure, call, source, f"lambda *args: {wide}{cast}")
+        if code is not None:
+            return [Fix(f"Make both results have the shape {big}", code)]
     return [
         Fix(
             f"Make both results have the shape {big}",

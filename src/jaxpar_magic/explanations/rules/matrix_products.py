@@ -228,11 +228,11 @@ def _einsum_fixes(
             return []
         missing = len(terms[position]) - len(shape)
         if missing > 0:
-            changed = [
-                f"{enclosed(a)}[{', '.join(['None'] * missing)}]" if i == position else a for i, a in enumerate(arrays)
-            ]
+            lacking = [max(len(t) - len(s), 0) if s is not None else 0 for t, s in zip(terms, shapes)]
+            changed = [f"{enclosed(a)}[{', '.join(['None'] * n)}]" if n else a for a, n in zip(arrays, lacking)]
             new = f"{call.function}({call.args[0]}, {', '.join(changed)})"
-            return [Fix("Give the array the missing leading axes", rewritten(failure, call.source, new))]
+            title = f"Give the array{'s' * (sum(map(bool, lacking)) > 1)} the missing leading axes"
+            return [Fix(title, rewritten(failure, call.source, new))]
         written = [("..." + t if i == position else t) for i, t in enumerate(terms)]
         head = result.replace("->", "->...") if result else ""
         new = f"{call.function}('{','.join(written)}{head}', {', '.join(arrays)})"

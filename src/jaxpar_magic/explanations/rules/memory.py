@@ -288,8 +288,25 @@ def _given_away(failure: Failure, shape: tuple[int, ...] | None) -> str | None:
     return None
 
 
+def _donating(failure: Failure, name: str | None) -> tuple[str, Call] | None:
+    """(result, call) of the statement that gave the array away, where one of the names at the line comes from it."""
+    for result, text in failure.definitions.items():
+        calls = failure.defining_calls(result)
+        made = bool(calls) and text == f"{result} = {calls[0].source}" and not _is_jax(calls[0])
+        if made and name and result != name and name in calls[0].args:
+            return result, calls[0]
+    return None
+
+
 def _kept(failure: Failure, name: str | None) -> Fix:
     call = failure.outer_call
+    donating = _donating(failure, name)
+    if donating is not None:
+        result, gave = donating
+        return Fix(
+            f"Make {name} anew, keep the result of {gave.function} under the same name, and use only that",
+            _anew(failure, name) + f"{name} = {gave.source}\n{result} = {name}",
+        )
     donated: str | None = name
     if call is not None and call.args and re.fullmatch(r"[A-Za-z_][\w.]*", call.args[0]) and not _is_jax(call):
         donated = donated or call.args[0]
@@ -309,6 +326,12 @@ def _with_copy(failure: Failure, name: str | None) -> str:
     call = failure.outer_call
     if call is not None and name and name in call.args:
         return with_argument(failure, call, name, f"{name}.copy()")
+    donating = _donating(failure, name)
+    if donating is not None:
+        result, gave = donating
+        arguments = ", ".join(f"{a}.copy()" if a == name else a for a in gave.args)
+        again = failure.user.statement if failure.user is not None else None
+        return f"{result} = {gave.function}({arguments})" + (f"\n{again}" if again else "")
     return f"step({name or 'state'}.copy())"
 
 

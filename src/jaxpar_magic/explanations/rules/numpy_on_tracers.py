@@ -87,10 +87,13 @@ def _library(failure: Failure) -> str | None:
     return packages[0] if packages else None
 
 
-def _same_shape_callback(failure: Failure, call: Call | None) -> Fix:
+def _same_shape_callback(failure: Failure, call: Call | None) -> Fix | None:
     """The call through pure_callback, for a function whose result has the shape of its first argument."""
     x = call.args[0] if call is not None and call.args else "x"
-    if call is None or not x.isidentifier():
+    variable = failure.variable(x)
+    if call is not None and (variable is None or not variable.tracer) and len(call.args) + len(call.keywords) > 1:
+        return None  # which of the arguments is traced, and what comes out, is not known
+    if call is None or not x.isidentifier() or (variable is not None and not variable.tracer):
         return _callback_fix(f"{call.function if call is not None else 'function'}(v)", x)
     inside = call.source.replace(f"({x}", "(v", 1)
     new = f"jax.pure_callback(lambda v: {inside}, jax.ShapeDtypeStruct({x}.shape, {x}.dtype), {x})"
@@ -222,6 +225,14 @@ def library_on_a_traced_value(failure: Failure) -> Finding | None:
     )
 
 
+# Those of jax.scipy.stats.
+_DISTRIBUTIONS = (
+    *("bernoulli", "beta", "betabinom", "binom", "cauchy", "chi2", "dirichlet", "expon", "gamma", "gennorm", "geom"),
+    *("gumbel_l", "gumbel_r", "laplace", "logistic", "multinomial", "multivariate_normal", "nbinom", "norm", "pareto"),
+    *("poisson", "t", "truncnorm", "uniform", "vonmises", "wrapcauchy"),
+)
+
+
 def _jax_scipy_fix(failure: Failure, function: str) -> Fix | None:
     """jax.scipy's counterpart, for the parts of scipy where it has the same names."""
     last = function.rsplit(".", 1)[-1]
@@ -239,6 +250,11 @@ def _jax_scipy_fix(failure: Failure, function: str) -> Fix | None:
     part = re.search(r"scipy/(special|linalg|stats|signal)/", paths[0]) if paths else None
     if part is None:
         return None
+    if part.group(1) == "stats":
+        distribution = re.search(r"(\w+)\.\w+$", function)
+        if distribution is None or distribution.group(1) not in _DISTRIBUTIONS:
+            return None
+        last = f"{distribution.group(1)}.{last}"
     new = f"jax.scipy.{part.group(1)}.{last}"
     code = failure.rewrite(f"{function}(", f"{new}(") or f"{new}(x)"
     return Fix("Use JAX's own counterpart, if it has this one", f"import jax.scipy.{part.group(1)}\n{code}")

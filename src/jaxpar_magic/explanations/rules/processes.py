@@ -218,6 +218,15 @@ def result_cannot_be_sent_back(failure: Failure) -> Finding | None:
     )
     if match is None:
         return None
+    call = failure.call("parmap")
+    plain = "def function(x):\n    return list(values)        # a list in place of a generator"
+    here = "from jaxpar_magic import parmap\nresult = parmap(function, inputs, strategy='serial')"
+    if call is not None and call.args:
+        here = failure.rewrite(call.source, call.changed(strategy="'serial'")) or here
+        if "generator" in match.group(2):
+            f = call.args[0] if call.args[0].isidentifier() else f"({call.args[0]})"
+            listed = call.source.replace(call.args[0], f"lambda *args: list({f}(*args))", 1)
+            plain = failure.rewrite(call.source, listed) or plain
     return Finding(
         what=f"The result of item {match.group(1)} cannot be sent back from its worker process: {match.group(2)}.",
         why="A worker process sends its results back as a copy. A generator, an open file, a lambda or a lock cannot "
@@ -225,11 +234,11 @@ def result_cannot_be_sent_back(failure: Failure) -> Finding | None:
         fixes=[
             Fix(
                 "Return plain data: numbers, arrays, strings, lists, dicts",
-                "def function(x):\n    return list(values)        # a list in place of a generator",
+                plain,
             ),
             Fix(
-                "Or use threads, which share memory",
-                "from jaxpar_magic import parmap\nresult = parmap(function, inputs, strategy='thread')",
+                "Or stay in this process, one item after the other: there the result may be anything",
+                here,
             ),
         ],
         facts={"item": int(match.group(1)), "reason": match.group(2)},

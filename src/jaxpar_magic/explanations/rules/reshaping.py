@@ -233,14 +233,21 @@ def transpose_names_wrong_axes(failure: Failure) -> Finding | None:
         return None
     axes, shape = sizes(match.group(1)), sizes(match.group(2))
     reverse = tuple(reversed(range(len(shape))))
+    call = called_with(failure, "transpose")
+    x = array_of(call) if call is not None else "x"
+    swapped = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+    ways = [("Name every axis once", reverse)]
+    if axes == (1, 0) and len(shape) > 2:
+        ways.insert(0, ("Swap the last two axes, of each matrix", swapped))
+    fixes = []
+    for title, order in ways:
+        code = f"jnp.transpose({x}, {order})"
+        fixes.append(Fix(title, rewritten(failure, call.source, code) if call is not None else code))
     return Finding(
         what=f"transpose got the axes {axes} for an array of shape {shape}; it needs each of 0 to {len(shape) - 1} "
         "once.",
         why="The axes say where each old axis goes, so every one must be named exactly once.",
-        fixes=[
-            Fix("Name every axis once", f"jnp.transpose(x, {reverse})"),
-            Fix("To move single axes, and keep the order of the others", "jnp.moveaxis(x, 0, -1)"),
-        ],
+        fixes=[*fixes, Fix("To move single axes, and keep the order of the others", f"jnp.moveaxis({x}, 0, -1)")],
         facts={"axes": axes, "shape": shape},
     )
 
@@ -265,12 +272,19 @@ def slice_larger_than_the_array(failure: Failure) -> Finding | None:
     if starts is not None:
         count, shape = int(starts.group(1)), sizes(starts.group(2))
         zeros = ", ".join(["start", *["0"] * (len(shape) - 1)])
+        whole = f"jax.lax.dynamic_slice(x, ({zeros}), (length, *x.shape[1:]))"
+        call = called_with(failure, "dynamic_slice")
+        given = call.args if call is not None and len(call.args) == 3 else ()
+        if call is not None and given and given[1].startswith("(") and count < len(shape):
+            start = ", ".join(
+                [*filter(None, map(str.strip, given[1].strip("()").split(","))), *["0"] * (len(shape) - count)]
+            )
+            whole = rewritten(failure, call.source, f"{call.function}({given[0]}, ({start}), {given[2]})")
         return Finding(
             what=f"The slice has {counted(count, 'start index').replace('indexs', 'indices')}, and the array "
                  f"{len(shape)} axes (shape {shape}).",
             why="dynamic_slice and dynamic_update_slice want one start and one size for each axis.",
-            fixes=[Fix("Give a start and a size for each axis", f"jax.lax.dynamic_slice(x, ({zeros}), (length, "
-                                                                "*x.shape[1:]))"),
+            fixes=[Fix("Give a start and a size for each axis", whole),
                    Fix("Or slice along one axis only", "jax.lax.dynamic_slice_in_dim(x, start, length, axis=0)")],
             facts={"starts": count, "shape": shape},
         )  # fmt: skip

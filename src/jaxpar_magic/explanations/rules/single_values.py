@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from ..context import Failure
+from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted
@@ -44,14 +44,17 @@ def truth_of_a_whole_array(failure: Failure) -> Finding | None:
         fixes.append(
             Fix(
                 "Combine conditions element by element with & | ~, in parentheses",
-                array_condition(condition) if joined_here else "jnp.logical_and(a, b)  # or: (a) & (b)",
+                array_condition(_whole_condition(failure, condition))
+                if joined_here or _whole_condition(failure, condition) != condition
+                else "jnp.logical_and(a, b)  # or: (a) & (b)",
             )
         )
+    whole = _whole_condition(failure, condition)
     fixes += [
         Fix("Choose element by element", f"jnp.where({tested}, 1.0, 0.0)  # in place of 1.0 and 0.0: your two values"),
         Fix(
             "Or ask one question about the whole array (jnp.any: one is enough); outside jit only",
-            failure.rewrite(condition, f"jnp.all({tested})") or f"jnp.all({tested})",
+            failure.rewrite(whole, f"jnp.all({array_condition(whole)})") or f"jnp.all({tested})",
         ),
     ]
     what = f"Python asks whether `{condition}`{of} is true, and it has one answer for each element."
@@ -64,6 +67,15 @@ def truth_of_a_whole_array(failure: Failure) -> Finding | None:
         fixes=fixes[:3],
         facts={"condition": condition, "shape": shape},
     )
+
+
+def _whole_condition(failure: Failure, part: str) -> str:
+    """The `and`s and `or`s around the part that failed."""
+    tree, source = parse_fragment(failure.user.statement or "") if failure.user is not None else (None, "")
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.BoolOp) and part in (text := ast.get_source_segment(source, node) or ""):
+            return text
+    return part
 
 
 def _compared(failure: Failure) -> Finding | None:

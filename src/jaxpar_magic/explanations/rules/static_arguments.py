@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-from ..context import Failure
+from ..context import Failure, parse_fragment
 from ..explanation import Fix
 from ..registry import Finding, rule
 from ..wording import counted, listed, sizes
@@ -147,6 +148,12 @@ def static_argument_is_an_array(failure: Failure) -> Finding | None:
             if call and source
             else None
         )
+        if new is None and call is not None and not source:
+            literal = [
+                a for a in call.args if re.match(r"(?:jnp|np|jax\.numpy)\.(?:asarray|array|\w*int\d+|float\d+)\(", a)
+            ]
+            if len(literal) == 1:
+                new = failure.rewrite(call.source, _replace_last(call.source, literal[0], f"{cast}({literal[0]})"))
         fixes.append(Fix(f"Pass a Python number: {value.strip()}, which has a hash", new or f"f({cast}(n))"))
     else:
         fixes.append(
@@ -259,8 +266,18 @@ def static_position_out_of_range(failure: Failure) -> Finding | None:
         title = f"Count from 0: the last of {count} is {count - 1}"
         fixes.append(Fix(title, rewritten(failure, call.source, new)))
     names = word.replace("argnums", "argnames")
+    known = re.match(r"lambda ([\w, ]+):", call.args[0]) if call is not None and call.args else None
+    written = failure.sources.get(call.args[0], "") if call is not None and call.args else ""
+    known = known or re.search(r"def \w+\(([\w, ]+)\)", written)
+    last = known.group(1).split(", ")[-1] if known is not None else "n"
+    by_name = call.changed(**{word: None, names: repr(last)}) if call is not None and known is not None else None
     fixes.append(
-        Fix("Or give the argument's name, which does not depend on counting", f"f = jax.jit(function, {names}='n')")
+        Fix(
+            f"{'Or g' if fixes else 'G'}ive the argument's name, which does not depend on counting",
+            rewritten(failure, call.source, by_name)
+            if call is not None and by_name is not None
+            else f"f = jax.jit(function, {names}='n')",
+        )
     )
     return Finding(
         what=f"{word}={match.group(2)} names position {listed([str(n) for n in wrong or numbers])}, and the function "
@@ -355,6 +372,26 @@ def array_as_dict_key(failure: Failure) -> Finding | None:
     )
 
 
+def _without(failure: Failure, function: str, key: str, applied: str) -> str | None:
+    """The function without an entry of the dict that it returns, and the entry put in at the call."""
+    tree, _ = parse_fragment(failure.sources.get(function, ""))
+    if tree is None:
+        return None
+    for node in ast.walk(tree):
+        given = node.value if isinstance(node, ast.Return) else None
+        if not isinstance(given, ast.Dict):
+            continue
+        pairs = [(k.value if isinstance(k, ast.Constant) else None, v) for k, v in zip(given.keys, given.values)]
+        value = dict(pairs).get(key)
+        if not isinstance(value, ast.Constant):
+            return None
+        kept = [(k, v) for k, v in zip(given.keys, given.values) if v is not value]
+        given.keys, given.values = [k for k, _ in kept], [v for _, v in kept]
+        definition = ast.unparse(tree)
+        return f"{definition}\n\nout = dict({applied}, {key}={ast.unparse(value)})"
+    return None
+
+
 @rule(
     "JPX1106",
     "result-is-no-array",
@@ -391,7 +428,15 @@ def result_is_no_array(failure: Failure) -> Finding | None:
         code = f"out = dict({applied}, {key.group(1)}=value)  # without {key.group(1)!r} inside the function"
     else:
         code = f"out = ({applied}, value)  # return the arrays only, and put the {name} beside them here"
-    fixes = [Fix(f"Return only arrays, and add the {name} outside", code)]
+    without = _without(failure, function, key.group(1), applied) if key and function else None
+    each = None
+    mapped_call = failure.applied("vmap")
+    if mapped is not None and mapped_call is not None and len(mapped_call[0].args) == 1 and mapped_call[1].args:
+        f = mapped_call[1].args[0]
+        each = f"out = [{f if f.isidentifier() else f'({f})'}(x) for x in {mapped_call[0].args[0]}]"
+    fixes = [Fix(f"Return only arrays, and add the {name} outside", without or code)]
+    if each is not None:
+        fixes.insert(0, Fix("Call it for each item in plain Python, where it may return anything", each))
     if name not in (
         "str",
         "function",

@@ -193,7 +193,92 @@ def _if_fixes(failure: Failure, condition: str) -> list[Fix]:
         Fix("Compute both values and choose, element by element", where),
         Fix("Or run one of two functions", cond),
     ]
-    return [*fixes, *_last_resorts(failure)]
+    return [*_loop_fixes(failure, condition, test), *fixes, *_last_resorts(failure, condition)][:3]
+
+
+def _loop_fixes(failure: Failure, condition: str, test: str) -> list[Fix]:
+    """Where the `if` ends a Python loop: the loop as a lax.while_loop, if it is simple enough to be rewritten."""
+    loop = _loop_with_break(failure, condition)
+    if loop is None:
+        return []
+    before, names, count = loop
+    state = ", ".join(names)
+    lines = "\n".join(f"    {line}" for line in before.split("\n"))
+    code = (
+        f"def keep_going(state):\n    i, done, {state} = state\n    return (i < {count}) & ~done\n\n"
+        f"def body(state):\n    i, done, {state} = state\n{lines}\n    return i + 1, {test}, {state}\n\n"
+        f"_, _, {state} = jax.lax.while_loop(keep_going, body, (0, jnp.array(False), {state}))"
+    )
+    return [Fix("Stop the loop by a condition of lax.while_loop, in place of the for with its break", code)]
+
+
+def _loop_with_break(failure: Failure, condition: str) -> tuple[str, list[str], str] | None:
+    """Of `for _ in range(count): …; if condition: break`: (the steps before the if, the names they set, count)."""
+    source = failure.sources.get(failure.user.function, "") if failure.user is not None else ""
+    tree, source = parse_fragment(source) if source else (None, "")
+    if tree is None:
+        return None
+    for node in ast.walk(tree):
+        last = node.body[-1] if isinstance(node, ast.For) else None
+        if (
+            not isinstance(node, ast.For)
+            or not isinstance(last, ast.If)
+            or not isinstance(last.body[0], ast.Break)
+            or len(last.body) > 1
+            or last.orelse
+            or ast.get_source_segment(source, last.test) != condition
+        ):
+            continue
+        steps, counter = node.body[:-1], node.iter
+        names = _state(steps)
+        plain = isinstance(counter, ast.Call) and ast.unparse(counter.func) == "range" and len(counter.args) == 1
+        uses = {n.id for step in steps for n in ast.walk(step) if isinstance(n, ast.Name)}
+        if not names or not plain or not isinstance(counter, ast.Call) or ast.unparse(node.target) in uses:
+            return None
+        if uses & {"i", "done", "state"}:
+            return None
+        carried = [name for name in names if _read_before_set(steps, name) or _read_after(tree, node, name)]
+        return "\n".join(map(ast.unparse, steps)), carried, ast.unparse(counter.args[0])
+    return None
+
+
+def _state(steps: list[ast.stmt]) -> list[str] | None:
+    """Names that plain assignments set, in order; None if there is anything else."""
+    names: dict[str, None] = {}
+    for step in steps:
+        if not isinstance(step, ast.Assign | ast.AugAssign):
+            return None
+        targets = step.targets if isinstance(step, ast.Assign) else [step.target]
+        for target in targets:
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            if not all(isinstance(part, ast.Name) for part in parts):
+                return None
+            names.update(dict.fromkeys(part.id for part in parts if isinstance(part, ast.Name)))
+    return list(names)
+
+
+def _read_before_set(steps: list[ast.stmt], name: str) -> bool:
+    for step in steps:
+        value = step.value if isinstance(step, ast.Assign | ast.AugAssign) else step
+        if isinstance(step, ast.AugAssign) and ast.unparse(step.target) == name:
+            return True
+        if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(value)):
+            return True
+        if isinstance(step, ast.Assign) and any(
+            isinstance(n, ast.Name) and n.id == name for target in step.targets for n in ast.walk(target)
+        ):
+            return False
+    return False
+
+
+def _read_after(tree: ast.AST, loop: ast.stmt, name: str) -> bool:
+    return any(
+        isinstance(n, ast.Name)
+        and n.id == name
+        and isinstance(n.ctx, ast.Load)
+        and n.lineno > (loop.end_lineno or loop.lineno)
+        for n in ast.walk(tree)
+    )
 
 
 def _returned(failure: Failure, condition: str) -> tuple[str, tuple[str, str], str] | None:
@@ -218,28 +303,62 @@ def _returned(failure: Failure, condition: str) -> tuple[str, tuple[str, str], s
 def _outside_fixes(failure: Failure, condition: str) -> list[Fix]:
     """Where a choice is between things that are no arrays."""
     outside = Fix("Return the number, and choose outside the traced function", f"return {array_condition(condition)}")
-    return [outside, *_last_resorts(failure)]
+    return [outside, *_last_resorts(failure, condition)]
 
 
-def _last_resorts(failure: Failure) -> list[Fix]:
+def _last_resorts(failure: Failure, condition: str = "") -> list[Fix]:
     """Ways to keep Python's statement: the value as a constant, or the function as plain Python."""
-    return [fix for fix in (static_fix(failure), plain_python_fix(failure)) if fix is not None]
+    # inside a jitted function JAX's own functions return traced values, also of constants
+    static = static_fix(failure) if not re.search(r"\b(?:jnp|jax|lax)\.", condition) else None
+    return [fix for fix in (static, plain_python_fix(failure)) if fix is not None]
 
 
 def _assert_fixes(failure: Failure, condition: str) -> list[Fix]:
     function = tracing(failure)[0] or "function"
     name = function if function.isidentifier() else "function"
+    inputs = _inputs_of_call(failure, name)
+    arguments = ", ".join(inputs) if inputs else "x"
+    given = "".join(f"{parameter} = {source}\n" for parameter, source in inputs.items() if parameter != source)
+    without = _without_assert(failure, name, condition)
     return [
         Fix(
-            "Check the inputs before the call, outside JAX", f"assert {array_condition(condition)}\nresult = {name}(x)"
+            "Check the inputs before the call, outside JAX, and not in the function",
+            f"{without}{given}assert {array_condition(condition)}\nresult = {name}({arguments})",
         ),
         Fix(
-            "Or let JAX check while it runs",
-            "from jax.experimental import checkify\n"
-            f"checkify.check({array_condition(condition)}, 'not so')        # in the function\n"
-            f"error, result = checkify.checkify({name})(x)\nerror.throw()",
+            "Or let JAX check while it runs, and raise afterwards",
+            f"{given}from jax.experimental import checkify\n"
+            f"# in {name}, instead of the assert: checkify.check({array_condition(condition)}, 'not so')\n"
+            f"error, result = checkify.checkify({name})({arguments})\nerror.throw()",
+            kind="sketch",
         ),
     ]
+
+
+def _without_assert(failure: Failure, function: str, condition: str) -> str:
+    """The function without its assert, where its source is known and the assert stands at its top level."""
+    tree, source = parse_fragment(failure.sources.get(function, ""))
+    definition = tree.body[0] if isinstance(tree, ast.Module) and tree.body else None
+    if not isinstance(definition, ast.FunctionDef):
+        return ""
+    kept = [
+        n
+        for n in definition.body
+        if not isinstance(n, ast.Assert) or ast.get_source_segment(source, n.test) != condition
+    ]
+    if len(kept) == len(definition.body) or not kept:
+        return ""
+    definition.body = kept
+    return ast.unparse(definition) + "\n\n"
+
+
+def _inputs_of_call(failure: Failure, function: str) -> dict[str, str]:
+    """The parameters of the traced function with what the user passed for them."""
+    call = next((c for f in failure.user_frames[1:] for c in f.calls if c.function == function), None)
+    head = re.search(rf"def {function}\(([\w, ]*)\)", failure.sources.get(function, ""))
+    if call is None or head is None or any(a.startswith("*") for a in call.args):
+        return {}
+    return dict(zip(head.group(1).split(", "), call.args)) | dict(call.keywords)
 
 
 def _assigned(node: ast.If) -> tuple[str, str, str] | None:
@@ -283,20 +402,41 @@ def while_on_a_traced_value(failure: Failure) -> Finding | None:
     )
     carried = f"({', '.join(names)},)" if names else "state"
     test = array_condition(condition or "condition")
+    step, unpacked, result = "    ...        # one step\n    return state", carried.strip("()"), "state"
+    loop = _whole_loop(failure, names)
+    if loop is not None:
+        lines, state = loop
+        unpacked = ", ".join(state) + "," * (len(state) == 1)
+        carried, result = f"({unpacked})", unpacked
+        lines = "\n".join(f"    {line}" for line in lines.split("\n"))
+        step = f"    {unpacked} = state\n{lines}\n    return {carried}"
     fixes = [
         Fix(
             "Loop with lax.while_loop: the state goes in and comes out of the body",
-            f"def keep_going(state):\n    {carried.strip('()') if names else 'state'} = state\n    return {test}\n\n"
-            "def body(state):\n    ...        # one step\n    return state\n\n"
-            f"state = jax.lax.while_loop(keep_going, body, {carried})",
+            f"def keep_going(state):\n    {unpacked if names else 'state'} = state\n    return {test}\n\n"
+            f"def body(state):\n{step}\n\n"
+            f"{result} = jax.lax.while_loop(keep_going, body, {carried})",
         )
     ]
     return Finding(
         what=_what(failure, f"Python's while asks whether `{condition or 'the condition'}` is true"),
         why=_why(failure, "while"),
-        fixes=[*fixes, *_last_resorts(failure)],
+        fixes=[*fixes, *_last_resorts(failure, condition or "")],
         facts=_facts(failure, condition),
     )
+
+
+def _whole_loop(failure: Failure, tested: list[str]) -> tuple[str, list[str]] | None:
+    """Of a `while` whose body only sets names: (its body, those names and what its condition reads besides)."""
+    user = failure.user
+    source = (failure.sources.get(user.function) or user.statement or "") if user is not None else ""
+    tree, _ = parse_fragment(source) if source else (None, "")
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.While)] if tree is not None else []
+    names = _state(loops[0].body) if len(loops) == 1 and not loops[0].orelse else None
+    if not names:
+        return None
+    state = [*names, *(name for name in tested if name not in names and failure.variable(name) is not None)]
+    return "\n".join(map(ast.unparse, loops[0].body)), state
 
 
 @rule("JPX0503", "and-or-not-on-traced-values", types=("TracerBoolConversionError",))
@@ -315,7 +455,7 @@ def and_or_not_on_traced_values(failure: Failure) -> Finding | None:
         why=_why(failure, word) + " The operators & | ~ work on arrays, element by element.",
         fixes=[
             Fix("Use & for and, | for or, ~ for not, each side in brackets (jnp.isin for in)", code or new),
-            *_last_resorts(failure),
+            *_last_resorts(failure, condition or ""),
         ],
         facts=_facts(failure, condition),
     )

@@ -386,9 +386,17 @@ def number_of_a_traced_value(failure: Failure) -> Finding | None:
     return Finding(
         what=what,
         why=_why(failure, f"Python's {name}"),
-        fixes=_with_static(failure, fixes) if name in ("int", "bool") else fixes,
+        fixes=_number_fixes(failure, name, fixes),
         facts=_facts(failure, conversion=name),
     )
+
+
+def _number_fixes(failure: Failure, name: str, fixes: list[Fix]) -> list[Fix]:
+    if name not in ("int", "bool"):
+        return fixes
+    # whole numbers of Python mostly are sizes, bounds, counts of steps: these have to be constants
+    static = static_fix(failure) if name == "int" else None
+    return _with_static(failure, fixes) if static is None else [static, *fixes][:3]
 
 
 @rule(
@@ -420,7 +428,7 @@ def contents_of_a_traced_array(failure: Failure) -> Finding | None:
         return None
     user = failure.user
     text = (user.segment or user.statement or "") if user is not None else ""
-    holder = re.search(rf"([\w.]+(?:\[[^\]]*\])?)\.{name}\b", text)
+    holder = re.search(rf"([\w.]+(?:\[[^\]]*\]|\([^()]*\))?)\.{name}\b", text)
     x = holder.group(1) if holder else "x"
     if name in ("block_until_ready", "copy_to_host_async"):
         fixes = [
@@ -466,6 +474,10 @@ def contents_of_a_traced_array(failure: Failure) -> Finding | None:
             ),
             Fix("Inside, compute with the array itself; to look at it, print it", f'jax.debug.print("{{}}", {x})'),
         ]
+        if name == "item" and holder is not None and f"{x}.item()" in text:
+            fixes.insert(
+                0, Fix("Leave .item() away: the array serves as the number", rewritten(failure, f"{x}.item()", x))
+            )
         if name == "tolist":
             summed = re.search(
                 rf"\b(sum|max|min|len)\({re.escape(x)}\.tolist\(\)\)", user.statement or "" if user is not None else ""

@@ -108,10 +108,11 @@ def mapped_sizes_differ(failure: Failure) -> Finding | None:
 def pmapped_sizes_differ(failure: Failure) -> Finding | None:
     # since JAX 0.8 pmap does not compare its arguments: the odd one does not divide by the devices
     match = failure.search(r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) ")
-    match = match or failure.search(r"maps array axis (\d+) \(of size (\d+)\) to mesh axis '[^']+' \(of size (\d+)\)")
-    if match is None or not in_pmap(failure):
+    other = failure.search(r"maps array axis (\d+) \(of size (\d+)\) to mesh axis '[^']+' \(of size (\d+)\)")
+    found_in = match or other
+    if found_in is None or not in_pmap(failure):
         return None
-    axis, devices, size = int(match.group(1)), *sorted(map(int, match.group(2, 3)))
+    axis, devices, size = map(int, match.groups() if match is not None else found_in.group(1, 3, 2))
     position = failure.search(r"flat_args\[(\d+)\]")
     calls = failure.applied("pmap")
     call = calls[0] if calls is not None else failure.outer_call
