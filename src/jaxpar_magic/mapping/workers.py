@@ -423,7 +423,8 @@ def read_entries(
         if kind == "error":
             failures.append(as_failure(index, rebuilt_error(own, outbound), *details))
         elif kind == "unsendable":
-            failures.append(_unsendable(index, *details, source=source))
+            part_name, part_type, message = details
+            failures.append(_unsendable(index, part_name, part_type, message, source))
         else:
             try:
                 results[index] = Unpickler(own, outbound.classes).load()
