@@ -211,6 +211,66 @@ def test_rich(tools):
     assert CARD not in cell_text(tools["after unload"])
 
 
+# --- engines of ipyparallel, parameters of papermill -------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_px_and_autopx(tmp_path):
+    cells = {
+        "engine": "import ipyparallel\nengines = ipyparallel.Cluster(n=1, log_level=40)\n"
+        "client = engines.start_and_connect_sync(activate=True)",
+        "load": "%px %load_ext jaxpar_magic",
+        "there": "%%px\nimport numpy as np, jax\nxs = np.arange(4.0)\ndef f(x):\n    return -x",
+        "cell magic": "%%px\n%%parmap xs -s serial -o y\ndef f(x):\n    return -x",
+        "its result": "%px print('there', y.shape)",
+        "both": "%%px --local\n%%parmap xs -s serial -q -o z\ndef g(x):\n    return -x",
+        "both results": "print('here', z.shape)\n%px print('there', z.shape)",
+        "failure": f"%%px\n{FAIL}",
+        "here": "%parmap f xs -q",
+        "autopx": "%autopx",
+        "in autopx": "%parmap f xs -q -s serial -o w",
+        "shape in autopx": "print('there', w.shape)",
+        "autopx off": "%autopx",
+        "still here": "print('w' in globals())",
+        "failure here": FAIL,
+        "end": "engines.stop_cluster_sync()",
+    }
+    done = run(cells, env={"IPYTHONDIR": os.fspath(tmp_path)})
+    text = {name: cell_text(cell) for name, cell in done.items()}
+    failed = {name for name, cell in done.items() if cell_errors(cell)}
+    assert failed == {"failure", "failure here"}, {name: text[name] for name in failed}
+    assert "parmap f: serial, 4 items" in text["cell magic"] and "there (4,)" in text["its result"]
+    assert "here (6,)" in text["both results"] and "there (4,)" in text["both results"]
+    assert "Array([" in text["here"]
+    assert "there (4,)" in text["shape in autopx"] and text["still here"].strip() == "False"
+    assert "ValueError" in text["failure"] and text["failure"].count(CARD) == 1
+    assert text["failure here"].count(CARD) == 1
+
+
+def test_parameters_of_papermill(tmp_path):
+    import nbformat
+    import papermill
+
+    cells = [
+        "%load_ext jaxpar_magic\nimport numpy as np",
+        nbformat.v4.new_code_cell("count = 3\nwidth = 1\nstrategy = 'auto'", metadata={"tags": ["parameters"]}),
+        "%%parmap x=np.arange(count) -b width -s {strategy} -o ys\nx * 2.0",
+        "print(ys.shape)",
+    ]
+    made = [nbformat.v4.new_code_cell(cell) if isinstance(cell, str) else cell for cell in cells]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=made, metadata=kernel), tmp_path / "in.ipynb")
+    done = papermill.execute_notebook(
+        tmp_path / "in.ipynb",
+        tmp_path / "out.ipynb",
+        parameters={"count": 7, "strategy": "map"},
+        progress_bar=False,
+        cwd=tmp_path,
+    )
+    assert "map on 1 device, 7 items" in cell_text(done.cells[3])
+    assert cell_text(done.cells[4]).strip() == "(7,)"
+
+
 # --- the terminal, its debugger ----------------------------------------------------------------------------
 
 
@@ -240,12 +300,18 @@ def test_the_debugger_in_a_terminal():
         "print('again it is', x + 2000)",
         "q",
         "%pdb off",
+        "def stop(x): breakpoint(); return x",
+        "",
+        "%parmap stop [22] -s serial -q",
+        "print('stopped at', x + 3000)",
+        "c",
         "import numpy, jax",
         "jax.pmap(lambda x: x)(numpy.arange(6.0))",
         "print('alive:', 6 * 7)",
     )
     assert "the item is 1021" in shown
     assert "again it is 2021" in shown
+    assert "stopped at 3022" in shown
     assert shown.count(CARD) == 1
     assert "alive: 42" in shown
 

@@ -33,6 +33,10 @@ def cells():
         "expression input": "%parmap f np.linspace(0, 1, 5, dtype=np.float32) -q -o e\nprint(e.shape)",
         "options": "%parmap f xs -s shard_map -d 1 -b 2 --chunk-size 4 -q -o o\nprint(o.shape)",
         "attached": "%parmap f xs -svmap -b2 --chunk-size=4 -q -o o\nprint(o.shape)",
+        "variables": "way, width, to = 'map', 2, 'v'\n"
+        "%parmap f xs -s {way} -b width -o {to}\n%parmap f xs --strategy=$way -q -o {to}\nprint(v.shape)",
+        "no variable": "%parmap f xs -s {nowhere}",
+        "dict and variable": "%parmap (lambda t: t['a']) {'a': xs} -q -s {way}",
         "axes": "%parmap (lambda v: v.sum()) np.ones((2, 3), np.float32) -a 1 -q -o s\nprint(s.tolist())",
         "pairs": "%parmap (lambda a, b: a * b) pairs -q -o p\nprint(p.tolist())",
         "key": "def draw(x, key):\n    return x + jax.random.normal(key)\n"
@@ -119,6 +123,13 @@ def test_a_semicolon_silences_the_value(cells):
 )
 def test_ways_to_write_a_line(cells, name, printed):
     assert text(cells, name).strip() == printed
+
+
+def test_text_options_take_variables(cells):
+    text = cell_text(cells["variables"])
+    assert "parmap f: map on 1 device" in text and text.strip().endswith("(7,)")
+    assert "--strategy={nowhere}: not one of auto, vmap" in cell_text(cells["no variable"])
+    assert "Array([0., 1." in cell_text(cells["dict and variable"])  # a dict stays a dict
 
 
 def test_a_cell_defines_the_function(cells):

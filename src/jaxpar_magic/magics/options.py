@@ -128,6 +128,10 @@ class OptionParser(argparse.ArgumentParser):
     >>> _ = parser.add_argument("-d", "--devices", type=int, default=None)
     >>> parser.parse_tokens(["xs", "-d", "2"])
     (Namespace(devices=2), ['xs'])
+
+    Attributes
+    ----------
+    texts: names of options whose values are text and no expressions: `{name}` in them is a variable's value.
     """
 
     def __init__(self, magic: str, usage: str, description: str):
@@ -140,6 +144,7 @@ class OptionParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.magic = magic
+        self.texts: frozenset[str] = frozenset()
         self.add_argument("-h", "--help", action="store_true", default=argparse.SUPPRESS, help="this help")
 
     def error(self, message: str) -> NoReturn:
@@ -149,15 +154,22 @@ class OptionParser(argparse.ArgumentParser):
         """Each option as typed (`-s`, `--strategy`) → what argparse knows of it."""
         return {flag: action for action in self._actions for flag in action.option_strings}
 
-    def read(self, line: str) -> tuple[argparse.Namespace, list[str]] | None:
-        """Options and positional tokens of a magic line, or None if it asked for help: that is printed then."""
+    def read(
+        self, line: str, expand: Callable[[str], str] | None = None
+    ) -> tuple[argparse.Namespace, list[str]] | None:
+        """Options and positional tokens of a magic line, or None if it asked for help: that is printed then.
+
+        `expand` puts values of variables into the value of an option that is text.
+        """
         tokens = split_line(line.rstrip().removesuffix(";"), self.magic)
         if "-h" in tokens or "--help" in tokens:
             print(self.format_help())
             return None
-        return self.parse_tokens(tokens)
+        return self.parse_tokens(tokens, expand)
 
-    def parse_tokens(self, tokens: Iterable[str]) -> tuple[argparse.Namespace, list[str]]:
+    def parse_tokens(
+        self, tokens: Iterable[str], expand: Callable[[str], str] | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Options and positional tokens, in any order.
 
         A value may be attached (`--devices=2`, `-d=2`, `-d2`) or follow; it may begin with a dash. An option
@@ -174,8 +186,12 @@ class OptionParser(argparse.ArgumentParser):
                 raise usage_error(self.magic, f"unknown option {flag!r}.{advice}")
             if value is not None and action.nargs == 0:
                 raise usage_error(self.magic, f"option {flag!r} takes no value, got {value!r}.")
-            if value is None and rest and self._takes(rest[0], action):
-                value = rest.pop(0)
+            expanded = expand if expand is not None and action.dest in self.texts else str
+            if value is not None:
+                value = expanded(value)
+            elif rest and self._takes(after := expanded(rest[0]), action):
+                value = after
+                rest.pop(0)
             if value is not None and action.choices is not None:
                 choice(self.magic, action.option_strings[-1], unquote(value), action.choices)
             # `=` keeps argparse from reading a value such as -1 or --xla_flag as an option.

@@ -14,6 +14,7 @@ from typing import Any
 from IPython import version_info
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
+from IPython.utils.text import DollarFormatter
 
 from ..errors import did_you_mean
 from ..mapping.choices import CHECK, ON_ERROR, REMAINDER, SHOW, STRATEGIES
@@ -45,7 +46,8 @@ x ** k
 An input is a Python expression: an array or a pytree of arrays (mapped along axis 0), or a list, range,
 generator, Series or DataFrame (a sequence of items). A number or string is the same for all items;
 name=expression names the parameter. The value is the results, stacked; with -o, the line has a value only where
-you assign it. The report line says "batches of 64" where each device takes 64 items at once (-b)."""
+you assign it. The report line says "batches of 64" where each device takes 64 items at once (-b). Numbers of
+options may be expressions, too (-b width); in the others {name} is the value of a variable (-s {name})."""
 
 
 def _strategy_names(text: str) -> str:
@@ -105,6 +107,9 @@ def make_parser() -> OptionParser:
     p.add_argument("-o", "--out", metavar="NAME", help="result into a variable; only the report line is shown")
     p.add_argument("-q", "--quiet", action="store_true", help="no report line")
     p.add_argument("--noresult", action="store_true", help="the line has no value")
+    p.texts = frozenset(
+        ("strategy", "remainder", "on_error", "check", "checkpoint", "memory", "input_file", "out_file", "show", "out")
+    )
     return p
 
 
@@ -120,7 +125,7 @@ class ParmapMagics(Magics):
     def parmap(self, line: str, cell: str | None = None) -> Any:
         """Map a function over inputs on all cores, devices or worker processes."""
         __tracebackhide__ = True
-        read = make_parser().read(line)
+        read = make_parser().read(line, self._expand)
         if read is None:
             return None
         args, tokens = read
@@ -138,6 +143,13 @@ class ParmapMagics(Magics):
         return value if assigned or not (args.out or silenced) else None
 
     # ---------------------------------------------------------------- reading the line
+
+    def _expand(self, text: str) -> str:
+        """IPython's `{name}` and `$name`, in options that are text; in the rest of the line they would be Python's."""
+        try:
+            return DollarFormatter().vformat(text, (), self.shell.user_ns)
+        except Exception:  # IPython leaves such a text as it is, too
+            return text
 
     def _options(self, args: argparse.Namespace) -> dict[str, Any]:
         if args.out is not None and (not args.out.isidentifier() or keyword.iskeyword(args.out)):
