@@ -96,7 +96,10 @@ def start(
         _need_ipyparallel()
         notes = _address_notes(address)
         begun = Launcher(Launch(count, launcher, profile, address or LOOPBACK, timeout))
-        return _begin(begun.remains, begun, begun.start, devices_per_engine, notes)
+        cluster = _begin(begun.remains, begun, begun.start, devices_per_engine, notes)
+        if notes:
+            cluster.notes.append(f"More engines join from other machines by: ipengine --file={cluster.engine_file}")
+        return cluster
 
 
 def connect(

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +40,9 @@ CALL_SECONDS = 4e-3
 MAX_DEATHS = 3
 # Seconds: an engine whose process is stopped is told of after the first, and taken for lost after the second.
 STOPPED_TOLD, STOPPED_LOST = 3.0, 30.0
+# The same for an engine on a machine that gives no answer, and how often it is asked while a piece runs. The controller
+# forgets it after half a minute, and nobody could end it then if it came back.
+SILENT_TOLD, SILENT_LOST, ASK_AGAIN = 5.0, 20.0, 10.0
 # Seconds that engines get, after an interrupt, to end what they run.
 DRAIN = 1.5
 # Seconds for pieces before a failed one to end, so that the first failure is the one that is told.
@@ -80,6 +84,8 @@ class Member:
     class_parts: int = 0  # of classes that it has got
     heard: float = 0.0
     told: bool = False
+    asked: Future | None = None  # done once its machine has answered
+    asked_at: float = 0.0
 
     @property
     def busy(self) -> bool:
@@ -180,7 +186,10 @@ class Crew:
         ]
 
     def _renew(self) -> None:
-        """Engines that were lost since the last map come back, where the cluster is this notebook's own."""
+        """Engines that joined take part, and lost ones come back where the cluster is this notebook's own."""
+        for line in self.cluster.admit():
+            self.notes.append(line)
+            self.monitor.say(f"parmap: {line}")
         if not self.cluster.lost or self.cluster.launcher is None:
             return
         count = self.cluster.lost
@@ -235,7 +244,7 @@ class Crew:
         for member in [m for m in self.members if not m.flights and m.engine.id not in there]:
             self._lost(member, job, False)
         self._show()
-        self._watch()
+        self._watch(job)
         self._free = list(self.members)
 
     def _goes_on(self) -> bool:
@@ -447,23 +456,41 @@ class Crew:
                 else "start engines where the others were, then run it again.",
             )
 
-    def _watch(self) -> None:
+    def _watch(self, job: Job) -> None:
         """Look after engines that do not answer."""
+        __tracebackhide__ = True
         now = time.monotonic()
         for member in list(self.members):
             if not member.flights:
                 continue
+            engine = member.engine
             quiet = now - max(member.heard, member.flights[0].since)
-            if quiet < STOPPED_TOLD or not is_stopped(member.engine):
+            if quiet < STOPPED_TOLD:
                 continue
-            if quiet >= STOPPED_LOST:
-                self.cluster.kill([member.engine.id])  # its pieces come back as those of any lost engine
+            if engine.at_home:
+                trouble, left = f"its process {engine.pid} is stopped", STOPPED_LOST - quiet
+                troubled = is_stopped(engine)
+            else:
+                silent = self._silent(member, now)
+                trouble, left = "its machine, or the network to it, is gone", SILENT_LOST - silent
+                troubled = silent >= SILENT_TOLD
+            if not troubled:
+                continue
+            if left <= 0:
+                self.cluster.kill([engine.id])  # its pieces come back as those of any lost engine
+                if not engine.at_home:
+                    self._lost(member, job, False)
             elif not member.told:
                 member.told = True
-                self.monitor.say(
-                    f"parmap: {member} does not answer: its process {member.engine.pid} is stopped; without it in "
-                    f"{duration(STOPPED_LOST - quiet)}"
-                )
+                self.monitor.say(f"parmap: {member} does not answer: {trouble}; without it in {duration(left)}")
+
+    def _silent(self, member: Member, now: float) -> float:
+        """The seconds that the machine of an engine has given no answer, and ask it again now and then."""
+        if member.asked is not None and not member.asked.done():
+            return now - member.asked_at
+        if now >= member.asked_at + ASK_AGAIN:
+            member.asked, member.asked_at = self.cluster.ask_sign(member.engine), now
+        return 0.0
 
     # ---------------------------------------------------------------- an early end
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from .launch import Launcher
 
 _HANDSHAKE = 30.0  # seconds; imports of an engine on a slow disk
 _LOOK = 2.0  # seconds for engines that may be busy to say how they are
+_NEWCOMERS = 5.0  # seconds for engines that joined, and may work for another notebook
 _DEATH = 10.0  # seconds until the controller has noticed an engine's end
 _TICK = 0.02
 _MUST_AGREE = ("python", "jax", "jaxlib", "jaxpar_magic")
@@ -103,6 +105,8 @@ class Cluster:
         self._devices = devices
         self._known: dict[int, Engine] = {}
         self._wanted = 0
+        self._joined: set[int] = set()  # engines that nobody here started: nothing starts them anew
+        self._given_up: set[int] = set()  # engines that do not answer, and whose end is not known
         self._seats: dict[str, list[_Seat]] = {}  # by machine: which engine has which share of it
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._token = secrets.token_hex(16)
@@ -115,12 +119,22 @@ class Cluster:
     @property
     def engines(self) -> list[Engine]:
         """The live engines, by id."""
-        return [self._known[i] for i in self.client.ids if i in self._known]
+        return [self._known[i] for i in self.client.ids if i in self._known and i not in self._given_up]
 
     @property
     def lost(self) -> int:
-        """How many engines have ended since the start."""
-        return max(0, self._wanted - len(self.engines))
+        """How many engines have ended since the start, without those that joined by themselves."""
+        return max(0, self._wanted - self._own)
+
+    @property
+    def _own(self) -> int:
+        return sum(engine.id not in self._joined for engine in self.engines)
+
+    @property
+    def engine_file(self) -> Path:
+        """The connection file by which more engines join: `ipengine --file=…`."""
+        remains = self._remains
+        return Path(remains.folder, "security", f"ipcontroller-{remains.cluster_id}-engine.json")
 
     def here(self, engine: Engine) -> bool:
         """Whether an engine shares this machine and its shared memory."""
@@ -160,7 +174,7 @@ class Cluster:
             )
         refuse_mixed({i: found[i]["versions"] for i in new})
         self._settle(new, found, timeout)
-        self._wanted = max(self._wanted, len(self.engines))
+        self._wanted = max(self._wanted, self._own)
         away = sorted({found[i]["host"] for i in new if not found[i]["moved"]})
         if away:
             self.notes.append(
@@ -168,6 +182,17 @@ class Cluster:
             )
         everyone = {other["name"]: other for i in new for other in found[i]["others"]}
         return [other for other in everyone.values() if alive(other)]
+
+    def admit(self) -> list[str]:
+        """Make engines ready that joined since the last look; a line for those that cannot be used."""
+        new = {i for i in self.client.ids if i not in self._known}
+        self._joined |= new
+        try:
+            self.welcome(_NEWCOMERS)
+        except ClusterError as error:
+            self._joined -= new
+            return [f"engines that joined are not used: {error.problem}"]
+        return []
 
     def _settle(self, new: Sequence[int], found: dict[int, dict[str, Any]], timeout: float) -> None:
         too_late: set[str] = set()
@@ -250,26 +275,41 @@ class Cluster:
         self._signal(ids, signal.SIGINT)
 
     def kill(self, ids: Iterable[int]) -> None:
-        """SIGKILL to these engines; returns when the controller knows."""
+        """SIGKILL to these engines; returns when the controller knows. Those whose machine is silent are given up."""
         ids = list(ids)
-        self._signal(ids, signal.SIGKILL)
-        deadline = time.monotonic() + _DEATH
-        while set(ids) & set(self.client.ids) and time.monotonic() < deadline:
+        answers = self._signal(ids, signal.SIGKILL)
+        begun = time.monotonic()
+        while (left := set(ids) & set(self.client.ids) - self._given_up) and time.monotonic() < begun + _DEATH:
+            if time.monotonic() > begun + _LOOK:
+                self._given_up.update(i for i in left if i in answers and not answers[i].done())
             time.sleep(_TICK)
+        self._given_up |= left
 
-    def _signal(self, ids: Iterable[int], number: int) -> None:
-        away = []
+    def silent(self, engines: Iterable[Engine]) -> list[Engine]:
+        """Those on other machines that give no answer: the machine, or the network to it, is gone."""
+        away = {engine.id: engine for engine in engines if not engine.at_home}
+        answers = self._signal(away, 0)
+        wait(answers.values(), _LOOK)
+        return [away[i] for i, answer in answers.items() if not answer.done()]
+
+    def ask_sign(self, engine: Engine) -> Future | None:
+        """What is done once an engine's machine has answered, whatever the engine does; None if it has ended."""
+        return self._signal([engine.id], 0).get(engine.id)
+
+    def _signal(self, ids: Iterable[int], number: int) -> dict[int, Future]:
+        """Send a signal; for engines on other machines, what is done once it has arrived."""
+        answers: dict[int, Future] = {}
         for i in ids:
             engine = self._known.get(i)
             if engine is None or i not in self.client.ids:
                 continue
-            if not engine.at_home:
-                away.append(i)
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(engine.pid, number)
-        if away:  # by the process that ipyparallel puts beside each engine
-            self.client.send_signal(number, targets=away, block=False)
+            if engine.at_home:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(engine.pid, number)
+            else:  # by the process that ipyparallel puts beside each engine, which answers while that computes
+                with contextlib.suppress(LookupError):  # it has just ended
+                    answers[i] = self.client.send_signal(number, targets=[i], block=False)
+        return answers
 
     def start_engines(self, count: int) -> list[Engine]:
         """Start more engines and make them ready.
@@ -306,11 +346,18 @@ class Cluster:
         if self.launcher is None:
             with contextlib.suppress(Exception):
                 self._ask([e.id for e in self.engines], _LOOK, do="leave", name=self._name)
+        else:
+            with contextlib.suppress(Exception):
+                self._end_joined()
         self.client.close(linger=0)
         if self.launcher is not None:
             self.launcher.close()
         end(self._remains)
         self._guard.dismiss()
+
+    def _end_joined(self) -> None:
+        """No launcher ends engines that joined; without a controller they would end after a minute."""
+        wait(self._signal(self._joined, signal.SIGKILL).values(), _LOOK)
 
 
 def _engine(number: int, facts: dict[str, Any], share: settings.Share) -> Engine:

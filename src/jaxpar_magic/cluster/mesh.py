@@ -111,6 +111,8 @@ def mesh_of(cluster: Cluster, say: Callable[[str], None], check: Callable[[], No
         Engines cannot be started anew or cannot reach each other, or another notebook uses them.
     """
     __tracebackhide__ = True
+    for line in cluster.admit():
+        say(f"parmap: {line}")
     mesh = _meshes.get(cluster)
     if mesh is not None and mesh.usable:
         return mesh
@@ -138,7 +140,8 @@ def give_up(cluster: Cluster | None) -> None:
     mesh = _meshes.pop(cluster, None) if cluster is not None else None
     if cluster is None or mesh is None:
         return
-    there = [engine for engine in mesh.engines if engine.id in cluster.client.ids]
+    answering = {engine.id for engine in cluster.engines}
+    there = [engine for engine in mesh.engines if engine.id in answering]
     if len(there) == len(mesh.engines):
         with contextlib.suppress(Exception):
             # engines of somebody else cannot be started anew, and go on with what was interrupted
@@ -160,8 +163,11 @@ def _join(mesh: Mesh, check: Callable[[], None]) -> None:
     cluster, engines = mesh.cluster, mesh.engines
     coordinator = _coordinator(mesh, check)
     token = Block() if can_share() else None
-    address = None if token is None else token.address
-    arguments = [(mesh.name, coordinator, len(engines), rank, int(_JOIN), address) for rank in range(len(engines))]
+    # on another machine the address may be that of somebody else's file
+    address = [token.address if token is not None and cluster.here(engine) else None for engine in engines]
+    arguments = [
+        (mesh.name, coordinator, len(engines), rank, int(_JOIN), address[rank]) for rank in range(len(engines))
+    ]
     facts = ask_all(cluster, engines, engine_spmd.join, arguments, check, _JOIN)
     if token is not None:
         token.close()
@@ -284,6 +290,13 @@ def _end(cluster: Cluster, waiting: Sequence[tuple[Engine, Any]]) -> None:
 
 def _lost(cluster: Cluster, engine: Engine, engines: Sequence[Engine]) -> EngineLost:
     cause = "killed, out of memory, or a crash in native code"
+    if not engine.at_home:
+        cause += ", or its machine or the network to it is gone"
+    if silent := cluster.silent(other for other in engines if other is not engine):
+        gone = (
+            "its machine or the network to it is" if len(silent) == 1 else "their machines or the network to them are"
+        )
+        cause = f"{_named(silent)} gives no answer ({gone} gone), and JAX ends all when one gives no sign of life"
     if stopped := [other for other in engines if is_stopped(other)]:
         cause = f"{_named(stopped)} is stopped (SIGSTOP, a debugger), and JAX ends all when one gives no sign of life"
     others = "The others, which cannot go on without it, were ended, too. " if len(engines) > 1 else ""

@@ -41,6 +41,7 @@ class Status(Described):
         """The status of a cluster; with `look` its engines are asked how they are now."""
         if cluster is None:
             return cls(running=False)
+        troubles = cluster.admit() if look else []
         engines = cluster.look() if look else cluster.engines
         return cls(
             running=not ended,
@@ -48,7 +49,7 @@ class Status(Described):
             lost=cluster.lost,
             owned=cluster.launcher is not None,
             ended=ended,
-            notes=tuple(cluster.notes),
+            notes=(*cluster.notes, *troubles),
         )
 
     def __repr__(self) -> str:
