@@ -20,7 +20,7 @@ help:
 	@echo "make test         the quick tests (PYTEST_ARGS='-k text' chooses among them)"
 	@echo "make test-all     the quick and the slow tests"
 	@echo "make browser      JupyterLab in the Chromium of this machine; screenshots in build/screenshots"
-	@echo "make launchers    clusters started by mpirun and Slurm, where they are installed"
+	@echo "make launchers    clusters started by mpirun and Slurm, or on two hosts (namespaces), where that is possible"
 	@echo "make lint types   ruff, mypy          make format   let ruff format the code"
 	@echo "make versions     the quick tests and the error index's examples on the oldest, a middle and the newest"
 	@echo "                  JAX, Python and IPython"
@@ -52,7 +52,7 @@ test-all: test test-slow
 browser: $(VENV)/.browser build/docs/index.html
 	$(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
-# In one process: they share the one-node Slurm that they set up in a folder.
+# In one process: they share the one-node Slurm that they set up in a folder, or two hosts in namespaces.
 launchers: $(VENV)/.test $(VENV)/.mpi
 	PATH="$$PATH:/usr/sbin" $(BIN)/python -m pytest -m launcher tests/cluster $(PYTEST_ARGS)
 
