@@ -416,11 +416,12 @@ def test_a_map_goes_on_without_the_far_machine(hosts, notebook):
     hosts.cut()
     try:
         assert notebook.answer() == list("abcdefghijklmnopqrst")
+        said = notebook.said
         lost, *others = [note for note in notes(notebook) if "lost" in note]
         assert others == []
         assert re.fullmatch(r"engine \d+ \(far\) was lost with item.* under way, which another engine gets", lost)
-        assert notebook.said.count(f"parmap: {lost}\n") == 1
-        assert notebook.said.count("(far) does not answer: its machine, or the network to it, is gone") == 1
+        assert said.count(f"parmap: {lost}\n") == 1
+        assert said.count("(far) does not answer: its machine, or the network to it, is gone") == 1
         assert notebook.run("value = map_hosts()") == ["near"]
         assert notebook.run("value = cluster.status().lost") == 0  # nobody here can start it anew
     finally:

@@ -25,6 +25,7 @@ from .launch import Launcher
 _HANDSHAKE = 30.0  # seconds; imports of an engine on a slow disk
 _LOOK = 2.0  # seconds for engines that may be busy to say how they are
 _NEWCOMERS = 5.0  # seconds for engines that joined, and may work for another notebook
+_ANSWER = 1.0  # seconds for another machine to tell that a signal has come: an interrupt must not take long
 _DEATH = 10.0  # seconds until the controller has noticed an engine's end
 _TICK = 0.02
 _MUST_AGREE = ("python", "jax", "jaxlib", "jaxpar_magic")
@@ -125,6 +126,14 @@ class Cluster:
     def lost(self) -> int:
         """How many engines have ended since the start, without those that joined by themselves."""
         return max(0, self._wanted - self._own)
+
+    @property
+    def expected(self) -> list[Engine]:
+        """The engines of the next map: before it, lost ones of this notebook's own cluster are started anew."""
+        live = self.engines
+        if self.launcher is None or not self.lost:
+            return live
+        return [*live, *[e for e in self._known.values() if e not in live][-self.lost :]]
 
     @property
     def _own(self) -> int:
@@ -280,7 +289,7 @@ class Cluster:
         answers = self._signal(ids, signal.SIGKILL)
         begun = time.monotonic()
         while (left := set(ids) & set(self.client.ids) - self._given_up) and time.monotonic() < begun + _DEATH:
-            if time.monotonic() > begun + _LOOK:
+            if time.monotonic() > begun + _ANSWER:
                 self._given_up.update(i for i in left if i in answers and not answers[i].done())
             time.sleep(_TICK)
         self._given_up |= left
