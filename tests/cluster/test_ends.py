@@ -162,6 +162,12 @@ def test_engines_that_never_come_are_given_up(profile, nothing_new):
 
 
 @pytest.mark.slow
+def test_more_engines_than_there_is_memory_for_are_refused(nothing_new, monkeypatch):
+    monkeypatch.setattr(launch, "free_memory", lambda: 3 << 30)
+    with pytest.raises(ClusterError, match=r"engines=1,000: this machine has memory for 20 at most"):
+        jaxpar_magic.cluster.start(1000)
+
+
 def test_a_missing_launcher_is_named(nothing_new, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterError, match="'sbatch' is not to be found"):

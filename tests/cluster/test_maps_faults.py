@@ -135,7 +135,8 @@ def test_an_engine_that_dies_when_a_result_has_come(cluster, monkeypatch):
     np.testing.assert_array_equal(parmap(lambda x: x * 3, XS, strategy="cluster", chunk_size=2), XS * 3)
 
 
-def test_all_engines_lost_and_what_was_done_is_kept(cluster, tmp_path):
+def test_all_engines_lost_and_what_was_done_is_kept(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(crew, "MAX_REVIVALS", 0)
     fatal = signals_itself(20, tmp_path, signal.SIGKILL, times=2)
     options = {"strategy": "cluster", "chunk_size": 1, "checkpoint": tmp_path / "kept"}
     with pytest.raises(
@@ -145,6 +146,29 @@ def test_all_engines_lost_and_what_was_done_is_kept(cluster, tmp_path):
     assert any("are done and kept" in note for note in e.value.__notes__)
     np.testing.assert_array_equal(parmap(fatal, XS, **options, resume=True), XS + 1)
     assert last_report().resumed >= 15 and len(cluster.engines) == 2
+
+
+def test_an_item_that_ends_every_engine_is_left_out_by_two_engines(cluster, tmp_path):
+    fatal = signals_itself(13, tmp_path, signal.SIGKILL, times=99)
+    got = parmap(fatal, XS, strategy="cluster", chunk_size=1, on_error="skip")
+    np.testing.assert_array_equal(got, np.delete(XS, 13) + 1)
+    assert last_report().skipped == [13]
+    assert any("2 lost engines started anew" in note for note in last_report().notes)
+
+
+def test_the_engines_that_come_back_are_counted(cluster):
+    cluster.kill([engine.id for engine in cluster.engines])
+    assert re.search(r"engines +2\b", str(parmap(lambda x: x, XS, strategy="cluster", show="plan")))
+    assert parmap(str.upper, ["a", "b"], strategy="cluster") == ["A", "B"]
+    assert last_report().parts == 2
+
+
+def test_a_keyboard_interrupt_of_the_functions_own_is_its_error():
+    def raises(x):
+        raise KeyboardInterrupt("mine")
+
+    with pytest.raises(WorkerError, match="Item 0 raised KeyboardInterrupt: mine"):
+        parmap(raises, ["a", "b"], strategy="cluster")
 
 
 def test_an_interrupt_keeps_what_is_done_and_leaves_engines_free(cluster, tmp_path):

@@ -38,6 +38,8 @@ PIECE_SECONDS = 0.25
 CALL_SECONDS = 4e-3
 # A piece that has ended so many engines is not given to another.
 MAX_DEATHS = 3
+# How often a map starts engines anew because all were lost.
+MAX_REVIVALS = 3
 # Seconds: an engine whose process is stopped is told of after the first, and taken for lost after the second.
 STOPPED_TOLD, STOPPED_LOST = 3.0, 30.0
 # The same for an engine on a machine that gives no answer, and how often it is asked while a piece runs. The controller
@@ -171,15 +173,20 @@ class Crew:
         self._free: list[Member] = []  # engines that may take a piece
         make_way(cluster)
         self._renew()
-        engines = cluster.engines
-        if not engines:
+        self._allowed = memory
+        self._revivals = 0
+        self.members = self._all_engines()
+        if not self.members:
             raise ClusterError("the cluster has no engines left.", next_step="%jaxcluster stop, then %jaxcluster start")
-        self.members = [
+
+    def _all_engines(self) -> list[Member]:
+        engines = self.cluster.engines
+        return [
             Member(
                 e,
-                cluster.client[e.id],
-                can_share() and cluster.here(e) and self._memory.shares.get(e.id, True),
-                memory if memory is not None else 0.8 / sum(e.host == other.host for other in engines),
+                self.cluster.client[e.id],
+                can_share() and self.cluster.here(e) and self._memory.shares.get(e.id, True),
+                self._allowed if self._allowed is not None else 0.8 / sum(e.host == other.host for other in engines),
                 unfinished=self._memory.unfinished.pop(e.id, []),
             )
             for e in engines
@@ -193,6 +200,7 @@ class Crew:
         if not self.cluster.lost or self.cluster.launcher is None:
             return
         count = self.cluster.lost
+        self.monitor.say(f"parmap: starting {count} lost engine{'s' if count > 1 else ''} anew")
         with contextlib.suppress(ClusterError):  # the others do the work
             new = self.cluster.restart_lost()
             self.notes.append(f"{count} lost engine{'s' if count > 1 else ''} started anew ({len(new)} ready)")
@@ -448,7 +456,11 @@ class Crew:
                     "crashes). on_error='skip' leaves them out.",
                 ),
             )
-        if not self.members and (self._waiting or given_up):
+        if not self.members and self._waiting and self._revivals < MAX_REVIVALS:
+            self._revivals += 1
+            self._renew()
+            self.members = self._all_engines()
+        if not self.members and self._waiting:
             raise ClusterError(
                 f"all engines of the cluster were lost, the last{under_way or ' while it received the function'}.",
                 next_step="run it again: lost engines are started anew."

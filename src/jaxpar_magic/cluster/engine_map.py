@@ -35,6 +35,7 @@ MAX_LOADED = 8
 MAX_LOADED_BYTES = 2 << 30
 
 _loaded: OrderedDict[bytes, _Program] = OrderedDict()
+_signalled = False  # SIGINT came while a call ran
 
 
 @dataclass
@@ -70,9 +71,9 @@ def load(message: bytes, *buffers: Any) -> tuple:
                 _loaded.popitem(last=False)
     except Unreachable as error:
         return _answer("unreachable", str(error))
-    except KeyboardInterrupt:
-        return _answer("interrupted")
     except BaseException as error:  # rebuilding what arrived can run and fail in any user code
+        if _by_signal(error):
+            return _answer("interrupted")
         return _answer("unloadable", *told(error))
     return _answer("loaded")
 
@@ -103,10 +104,23 @@ def _answer(kind: str, *details: Any, buffers: Sequence[Any] = ()) -> tuple:
     return (pickle.dumps((kind, *details), protocol=5), *(memoryview(b) for b in buffers))
 
 
+def _by_signal(error: BaseException) -> bool:
+    """Whether this is an interrupt, and no KeyboardInterrupt that the function raised by itself, as it would again."""
+    return _signalled and isinstance(error, KeyboardInterrupt)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    global _signalled
+    _signalled = True
+    raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
+    global _signalled
+    _signalled = False
     with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
@@ -137,8 +151,6 @@ def take_over(settings: dict[str, Any]) -> None:
 
 class _Program(ItemRunner):
     """A function that the notebook sent, ready for chunks of arrays or of Python objects."""
-
-    passing = (KeyboardInterrupt,)
 
     def __init__(self, parts: list, sources: dict):
         super().__init__()
@@ -177,6 +189,9 @@ class _Program(ItemRunner):
         sizes = [memoryview(part).nbytes for part in payload]
         return _answer("done", facts, entries, sizes, buffers=[b"".join(payload)])
 
+    def ends_chunk(self, error: BaseException) -> bool:
+        return _by_signal(error)
+
     # ---------------------------------------------------------------- chunks of arrays
 
     def _run_arrays(self, request: dict[str, Any], buffers: Sequence[Any]) -> tuple:
@@ -195,9 +210,9 @@ class _Program(ItemRunner):
                 chunk = [a[base : base + count] for a in arrays]
                 try:
                     run = self._run_chunk(chunk, count, request, base, outputs, facts)
-                except KeyboardInterrupt:
-                    raise
                 except BaseException as error:  # SystemExit, too, is the function's
+                    if _by_signal(error):
+                        raise
                     index = getattr(error, "jaxpar_item", None)
                     return _answer("error", index, *told(error), buffers=self._packed(error))
                 failures += [(request["first"] + base + i, *told(e), self._packed(e)) for i, e in run.failures]

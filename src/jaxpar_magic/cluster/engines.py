@@ -136,6 +136,14 @@ class Cluster:
         return [*live, *[e for e in self._known.values() if e not in live][-self.lost :]]
 
     @property
+    def expected(self) -> list[Engine]:
+        """The engines of the next map: before it, lost ones of this notebook's own cluster are started anew."""
+        live = self.engines
+        if self.launcher is None or not self.lost:
+            return live
+        return [*live, *[e for e in self._known.values() if e not in live][-self.lost :]]
+
+    @property
     def _own(self) -> int:
         return sum(engine.id not in self._joined for engine in self.engines)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterError, did_you_mean
+from ..machine import free_memory
 from .ending import LOG, Remains, end
 
 LOOPBACK = "127.0.0.1"
@@ -28,6 +29,7 @@ _TIMEOUT, _QUEUE_TIMEOUT = 60.0, 600.0
 _TICK = 0.05
 _DEATHS = 10.0
 _QUOTED_LINES = 12
+_ENGINE_BYTES = 150 << 20  # an engine before its first array
 
 # A heartbeat each half second finds a dead engine soon; 60 missed ones are half a minute for a busy machine. Without
 # a database the controller does not keep what passes through it.
@@ -184,8 +186,9 @@ class Launcher:
         Raises
         ------
         ClusterError
-            The launcher is missing, a process ended, or it takes too long.
+            The launcher is missing, memory would not suffice, a process ended, or it takes too long.
         """
+        self._refuse_too_many()
         deadline = time.monotonic() + self.timeout
         self._run(self._cluster.start_controller(), deadline, "the controller")
         engines = self._begin(self.launch.engines, deadline)
@@ -196,6 +199,16 @@ class Launcher:
             client.close()
             raise
         return client
+
+    def _refuse_too_many(self) -> None:
+        """Engines on this machine are started one after the other, which nothing could end half way."""
+        most = max(1, free_memory() // _ENGINE_BYTES)
+        if self.name == "local" and self.launch.engines > most:
+            raise ClusterError(
+                f"engines={self.launch.engines:,}: this machine has memory for {most:,} at most.",
+                next_step="fewer: one for each core is usual.",
+                argument="engines",
+            )
 
     def start_engines(self, client: Any, count: int) -> list[int]:
         """Start more engines; their ids, once they are there. Raises like `start`."""

@@ -64,7 +64,7 @@ class ClusterMaps:
         self.cluster = cluster
 
     def parts(self) -> int:
-        return len(self.cluster.engines)
+        return len(self.cluster.expected)
 
     def run_traced(self, function: Callable, batch: Batch, options: MapOptions, monitor: Monitor) -> MapResult:
         __tracebackhide__ = True
@@ -129,7 +129,7 @@ class ClusterMaps:
         return sorted(job.failures, key=lambda failure: failure.index), crew.notes
 
     def plan(self, item: ItemProgram, length: int, options: MapOptions) -> MapPlan:
-        engines = self.cluster.engines
+        engines = self.cluster.expected
         least = min(e.devices for e in engines)
         if options.devices is not None and options.devices > least:
             raise DeviceError(

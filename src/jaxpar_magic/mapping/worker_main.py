@@ -220,8 +220,6 @@ class _Output(io.RawIOBase):
 class ItemRunner:
     """A function that arrived here, and what its items are made of. Calls it for item after item."""
 
-    passing: tuple[type[BaseException], ...] = ()  # exceptions that end the chunk instead of being an item's
-
     def __init__(self) -> None:
         self.function: Any = None
         self.classes: dict[int, type] = {}
@@ -258,9 +256,9 @@ class ItemRunner:
         make_pickler = functools.partial(ResultPickler, numbers)
         try:
             result = self.function(*args, **kwargs)
-        except self.passing:
-            raise
         except BaseException as error:  # SystemExit too: it is the item that fails, not the worker
+            if self.ends_chunk(error):
+                raise
             return ("error", index, *told(error)), packed_error(error, make_pickler)
         finally:
             self._flush_output()
@@ -269,6 +267,10 @@ class ItemRunner:
         except Exception as error:
             name, part = find_unpicklable(result, "the result")
             return ("unsendable", index, name, type_name(type(part)), message_of(error)), []
+
+    def ends_chunk(self, error: BaseException) -> bool:
+        """Whether an exception ends the chunk, instead of being the item's."""
+        return False
 
     def _flush_output(self) -> None:
         """What the function printed is sent before what it returned."""
