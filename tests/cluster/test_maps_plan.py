@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import jax
@@ -18,11 +19,6 @@ from jaxpar_magic.mapping.options import MapOptions
 from jaxpar_magic.mapping.tracing import trace_item
 
 
-def facts_of(function, item):
-    batch = make_batch(function, [np.broadcast_to(item, (2, *np.shape(item)))], {})
-    return trace_item(function, batch.stacked(), captured(function)).facts
-
-
 def scan(y):
     return jax.lax.scan(lambda y, _: (y * 0.99, None), y, None, length=100_000)[0]
 
@@ -31,39 +27,46 @@ def escape(x):
     return jax.lax.while_loop(lambda y: jnp.abs(y) < 2, lambda y: y * y + x, x)
 
 
-FACTS = {
-    "arithmetic": facts_of(lambda v: v + 1, np.ones(16, np.float32)),
-    "steps": facts_of(scan, np.float32(1)),
-    "loop": facts_of(escape, np.float32(1)),
-    "large": facts_of(lambda v: v * 2, np.ones(3_000_000, np.float32)),
+PROGRAMS = {
+    "arithmetic": (lambda v: v + 1, np.ones(16, np.float32)),
+    "steps": (scan, np.float32(1)),
+    "loop": (escape, np.float32(1)),
+    "large": (lambda v: v * 2, np.ones(3_000_000, np.float32)),
 }
+
+
+@functools.cache
+def facts_of(kind):
+    function, item = PROGRAMS[kind]
+    batch = make_batch(function, [np.broadcast_to(item, (2, *np.shape(item)))], {})
+    return trace_item(function, batch.stacked(), captured(function)).facts
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    kind=st.sampled_from(sorted(FACTS)),
+    kind=st.sampled_from(sorted(PROGRAMS)),
     length=st.integers(0, 3_000_000),
     engines=st.integers(1, 1000),
     devices=st.integers(1, 64),
     chunk=st.one_of(st.none(), st.integers(1, 10_000)),
 )
 def test_chunks_cover_all_items_and_are_of_one_size(kind, length, engines, devices, chunk):
-    plan = maps.cut(FACTS[kind], length, engines, devices, MapOptions(chunk_size=chunk))
+    plan = maps.cut(facts_of(kind), length, engines, devices, MapOptions(chunk_size=chunk))
     bounds = plan.bounds()
     assert [i for b in bounds for i in b] == sorted(i for b in bounds for i in b)
     assert sum(end - begin for begin, end in bounds) == plan.length == length
     assert plan.chunk_size >= 1 and (plan.chunk_size % devices == 0 or plan.chunk_size == max(1, length))
     if chunk is None:
-        facts = FACTS[kind]
+        facts = facts_of(kind)
         each = facts.input_bytes + facts.output_bytes
         assert plan.chunk_size <= max(devices, maps.MOST_BYTES // each + devices)
 
 
 def test_long_maps_are_cut_for_balance_and_short_ones_are_not():
     options = MapOptions()
-    assert maps.cut(FACTS["arithmetic"], 100, 2, 1, options).chunks == 2
-    assert maps.cut(FACTS["loop"], 1_000_000, 4, 1, options).chunks >= 4 * maps.LEAST_CHUNKS
-    assert maps.cut(FACTS["steps"], 100_000, 4, 1, options).chunks >= 4 * maps.LEAST_CHUNKS
+    assert maps.cut(facts_of("arithmetic"), 100, 2, 1, options).chunks == 2
+    assert maps.cut(facts_of("loop"), 1_000_000, 4, 1, options).chunks >= 4 * maps.LEAST_CHUNKS
+    assert maps.cut(facts_of("steps"), 100_000, 4, 1, options).chunks >= 4 * maps.LEAST_CHUNKS
 
 
 def test_neighbours_are_cut_where_items_are_missing():
@@ -75,7 +78,7 @@ ARRAYS = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
     np.zeros((0, 4)),
     np.array(True),
-    np.asarray(jnp.ones(3, jnp.bfloat16)),
+    np.ones(3, jnp.bfloat16),  # numpy's, of a dtype of JAX's
     np.arange(10)[::2],
 ]
 
