@@ -73,6 +73,10 @@ never()
 ```
 
 See [the next](other.md#left-right) and [a file](images/x.png).
+
+| | two |
+| --- | --- |
+| one | 2 |
 """
 TWO = [{"output_type": "execute_result", "data": {"text/plain": "2", "text/html": "<h3>two</h3>"}}]
 FAILED = [{"output_type": "error", "ename": "NameError", "evalue": "<new>", "traceback": []}]
@@ -93,6 +97,7 @@ def test_cells_are_run_and_their_outputs_shown(docs):
     assert "NameError: &lt;new&gt;" in body
     left, _, right = body.partition('<div class="pair">')[2].partition("</div><div>")
     assert "old" in left and "new" in right
+    assert "<th>two</th>" in body and "<th></th>" not in body
     assert 'href="other.html#left-right"' in body and 'href="images/x.png"' in body
 
 

@@ -205,7 +205,9 @@ def page_body(source: str, run: Runner, name: str) -> tuple[str, str]:
         else:
             parts.append(block)
     parts.append(markdown.renderer.render(tokens[start:], markdown.options, {}))
-    return title, re.sub(r'href="(?!\w+:)([^"#]+)\.md(#[^"]*)?"', _page_link, "\n".join(parts))
+    # Markdown has no other way to leave the corner of a table empty; a screen reader would read out a blank header.
+    body = "\n".join(parts).replace("<th></th>", "<td></td>")
+    return title, re.sub(r'href="(?!\w+:)([^"#]+)\.md(#[^"]*)?"', _page_link, body)
 
 
 def _headings_below(block: str, level: int) -> str:
