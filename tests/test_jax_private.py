@@ -217,7 +217,8 @@ def test_collectives_listen_where_they_are_told():
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = "127.0.0.1:%d" % probe.getsockname()[1]
-        jax.distributed.initialize(address, 1, 0, coordinator_bind_address=address, cluster_detection_method="deactivate")
+        own = dict(coordinator_bind_address=address, cluster_detection_method="deactivate")
+        jax.distributed.initialize(address, 1, 0, **own)
         with _jax.collectives_listening_on("127.0.0.1"):
             jax.devices()
         print(heard, module.make_gloo_tcp_collectives is listen)

@@ -78,8 +78,8 @@ def test_the_same_text_is_the_same_program(programs, name):
 
 
 CALLS_BACK = (
-    "def f(x):\n    return jax.pure_callback(lambda v: np.asarray(v) * {factor}, jax.ShapeDtypeStruct((), 'float32'), x,"
-    " vmap_method='sequential')"
+    "def f(x):\n    return jax.pure_callback(lambda v: np.asarray(v) * {factor}, jax.ShapeDtypeStruct((), 'float32'),"
+    " x, vmap_method='sequential')"
 )
 BATCHED_ITS_OWN_WAY = (
     "@jax.custom_batching.custom_vmap\ndef g(x):\n    return x\n"
