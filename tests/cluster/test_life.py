@@ -10,9 +10,11 @@ import time
 import ipyparallel
 import psutil
 import pytest
+import traitlets.log
 from conftest import run_python
 
 import jaxpar_magic.cluster
+from jaxpar_magic.cluster import launch
 from jaxpar_magic.cluster.ending import processes
 from jaxpar_magic.cluster.engines import notebook_versions, refuse_mixed
 from jaxpar_magic.cluster.report import Status
@@ -44,6 +46,16 @@ def test_two_engines_are_ready(cluster):
     assert cluster.here(first) and cluster.here(second)
     assert (first.jax, first.python) == (notebook_versions()["jax"], notebook_versions()["python"])
     assert cluster.client[:].apply_sync(os.getcwd) == [os.getcwd()] * 2  # modules of the notebook's folder import
+
+
+def test_connecting_does_not_warn_of_missing_signatures_which_encryption_replaces(cluster, caplog):
+    traitlets.log.get_logger().addHandler(caplog.handler)
+    try:
+        client = launch.connected(str(cluster.engine_file).replace("-engine.json", "-client.json"), 30)
+        client.close()
+    finally:
+        traitlets.log.get_logger().removeHandler(caplog.handler)
+    assert "signing" not in caplog.text
 
 
 def test_importing_it_is_light_and_the_missing_package_is_named():

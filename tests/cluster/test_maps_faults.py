@@ -250,6 +250,22 @@ def test_an_engine_that_is_stopped_is_noticed_and_given_up(cluster, tmp_path, mo
     assert any("was lost with item" in note for note in done.report.notes)
 
 
+@pytest.mark.slow
+def test_a_cluster_that_another_notebook_stopped_ends_the_map(cluster, monkeypatch):
+    """Engines and controller are gone, and nobody tells."""
+    remains = cluster.launcher.remains
+    file = Path(remains.folder, "security", f"ipcontroller-{remains.cluster_id}-client.json")
+    monkeypatch.setattr(clusters, "_active", None)
+    guest = clusters.connect(file=file)
+    monkeypatch.undo()
+    clusters.stop()
+    monkeypatch.setattr(crew, "STOPPED_TOLD", 0.2)
+    monkeypatch.setattr(clusters, "_active", guest)
+    with pytest.raises(ClusterError, match="all engines of the cluster were lost"):
+        parmap(str.upper, ["a", "b"], strategy="cluster", timeout=60)
+    clusters.stop()
+
+
 def test_a_cluster_that_is_stopped_ends_the_map(tmp_path):
     def waits(name):
         Path(tmp_path, "started").touch()

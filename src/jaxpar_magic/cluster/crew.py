@@ -24,7 +24,7 @@ from ..mapping.monitor import Monitor
 from ..mapping.result import duration
 from ..mapping.worker_pickle import Outbound
 from . import on_call
-from .engines import is_stopped
+from .engines import has_ended, is_stopped
 from .mesh import make_way
 from .settings import jax_options
 from .transport import LEAST_SHARED, Block, can_share
@@ -478,6 +478,10 @@ class Crew:
             engine = member.engine
             quiet = now - max(member.heard, member.flights[0].since)
             if quiet < STOPPED_TOLD:
+                continue
+            if has_ended(engine):  # and so has the controller, which would have told
+                self.cluster.give_up(engine)
+                self._lost(member, job, False)
                 continue
             if engine.at_home:
                 trouble, left = f"its process {engine.pid} is stopped", STOPPED_LOST - quiet

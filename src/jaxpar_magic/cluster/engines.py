@@ -136,14 +136,6 @@ class Cluster:
         return [*live, *[e for e in self._known.values() if e not in live][-self.lost :]]
 
     @property
-    def expected(self) -> list[Engine]:
-        """The engines of the next map: before it, lost ones of this notebook's own cluster are started anew."""
-        live = self.engines
-        if self.launcher is None or not self.lost:
-            return live
-        return [*live, *[e for e in self._known.values() if e not in live][-self.lost :]]
-
-    @property
     def _own(self) -> int:
         return sum(engine.id not in self._joined for engine in self.engines)
 
@@ -302,6 +294,10 @@ class Cluster:
             time.sleep(_TICK)
         self._given_up |= left
 
+    def give_up(self, engine: Engine) -> None:
+        """Take an engine for lost of which the controller does not tell."""
+        self._given_up.add(engine.id)
+
     def silent(self, engines: Iterable[Engine]) -> list[Engine]:
         """Those on other machines that give no answer: the machine, or the network to it, is gone."""
         away = {engine.id: engine for engine in engines if not engine.at_home}
@@ -449,6 +445,18 @@ def is_stopped(engine: Engine) -> bool:
 
     try:
         return engine.at_home and psutil.Process(engine.pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
+def has_ended(engine: Engine) -> bool:
+    """Whether the process of an engine on the notebook's machine is no longer there."""
+    import psutil
+
+    try:
+        return engine.at_home and psutil.Process(engine.pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
     except psutil.Error:
         return False
 

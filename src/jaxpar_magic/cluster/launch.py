@@ -370,7 +370,25 @@ def connected(source: Any, timeout: float) -> Any:
         def activate(self, *args: Any, **kwargs: Any) -> Any:
             """Not by itself: it would put magics (`%px`) into the user's shell."""
 
-    return QuietClient(source, timeout=max(1.0, timeout))
+    with _without_warning_of_signing():
+        return QuietClient(source, timeout=max(1.0, timeout))
+
+
+@contextlib.contextmanager
+def _without_warning_of_signing() -> Iterator[None]:
+    """CurveZMQ authenticates and takes the place of signatures; jupyter_client warns that there are none."""
+    from traitlets.log import get_logger
+
+    def other(record: logging.LogRecord) -> bool:
+        return "signing is disabled" not in record.getMessage()
+
+    logger: Any = get_logger()
+    if encrypts():
+        logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
 
 
 def _said(error: BaseException) -> str:
