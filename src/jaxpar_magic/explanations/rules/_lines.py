@@ -7,7 +7,7 @@ import re
 
 from ..context import Call, Failure, as_typed, parse_fragment
 from ..explanation import Fix
-from ..wording import sizes
+from ..wording import listed, sizes
 
 Shape = tuple[int, ...]
 
@@ -244,19 +244,23 @@ def static_fix(
         return None
     base = re.match(r"\w+", argument)
     name = base.group() if base is not None else argument
-    if _is_array(failure, function, name):
+    several = re.findall(r"\w+", argument) if re.fullmatch(r"\w+(?:, \w+)* and \w+", argument) else [name]
+    several = [n for n in several if n != "and"]
+    if any(_is_array(failure, function, n) for n in several):
         return None
-    title = title or f"Make {name} a compile-time constant (compiles anew for each of its values)"
+    static = repr(name) if len(several) == 1 else repr(tuple(several))
+    constants = "a compile-time constant" if len(several) == 1 else "compile-time constants"
+    title = title or f"Make {listed(several)} {constants} (compiles anew for each of its values)"
     jit = failure.call("jit")
     plain = jit is not None and jit.args and "static_argn" not in jit.source
     if jit is not None and plain and (jit.args[0].startswith("lambda") or jit.args[0] == function):
         rest = "".join(f", {k}={v}" for k, v in jit.keywords.items())
-        new = f"{jit.function}({jit.args[0]}, static_argnames={name!r}{rest})"
+        new = f"{jit.function}({jit.args[0]}, static_argnames={static}{rest})"
         return Fix(title, failure.rewrite(jit.source, new) or new)
     if function is None or not function.isidentifier():
-        return Fix(title, f"function = jax.jit(function, static_argnames={name!r})")
+        return Fix(title, f"function = jax.jit(function, static_argnames={static})")
     return Fix(
         title,
-        f"# where {function} is defined: @partial(jax.jit, static_argnames={name!r}) instead of @jax.jit; or here:\n"
-        f"{function} = jax.jit({function}.__wrapped__, static_argnames={name!r})",
+        f"# where {function} is defined: @partial(jax.jit, static_argnames={static}) instead of @jax.jit; or here:\n"
+        f"{function} = jax.jit({function}.__wrapped__, static_argnames={static})",
     )

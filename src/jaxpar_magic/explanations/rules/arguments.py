@@ -158,6 +158,24 @@ def module_is_no_function(failure: Failure) -> Finding | None:
 # -- numbers ---------------------------------------------------------------------------------------
 
 
+@rule("JPX0831", "whole-number-needed", types=("ValueError",), clues=("order must be non-negative but got",))
+def order_below_zero(failure: Failure) -> Finding | None:
+    match = failure.search(r"^order must be non-negative but got (-\d+)")
+    call = called_with(failure, "diff")
+    if match is None or call is None or not call.args or not failure.from_jax:
+        return None
+    x, n = call.args[0], match.group(1)
+    return Finding(
+        what=f"diff takes differences n times, and n={n} is less than 0.",
+        why="n=1 gives x[i + 1] - x[i], n=2 the differences of these. n is no distance, as it is in pandas.",
+        fixes=[
+            Fix("The differences between neighbours", rewritten(failure, call.source, f"jnp.diff({x})")),
+            Fix("Or with the next one taken away: x[i] - x[i + 1]", rewritten(failure, call.source, f"-jnp.diff({x})")),
+        ],
+        facts={"n": int(n), "argument": x},
+    )
+
+
 @rule(
     "JPX0831",
     "whole-number-needed",

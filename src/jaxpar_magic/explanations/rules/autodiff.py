@@ -1153,13 +1153,38 @@ def custom_vjp_closes_over_tracer(failure: Failure) -> Finding | None:
     )
 
 
+def _jit_without_function(failure: Failure) -> Finding | None:
+    call = failure.call("jit")
+    if call is None or call.args or not re.match(r"(?:jax\.)?jit$", call.function):
+        return None
+    options = ", ".join(f"{k}={v}" for k, v in call.keywords.items())
+    whole = failure.user.statement if failure.user is not None else None
+    new = f"functools.partial({call.function}{', ' + options if options else ''})"
+    code = (whole or f"@{call.source}\ndef f(x):\n    return x").replace(call.source, new, 1)
+    return Finding(
+        what=f"`{call.source}` calls jit without a function.",
+        why="This version of JAX wants the function in the same call as the options; newer ones also give a decorator "
+        "if jit is called with options alone. functools.partial makes the decorator on all versions.",
+        fixes=[
+            Fix(
+                "Make the decorator with functools.partial",
+                f"import functools\n\n{code}",
+                kind="sketch" if code.startswith("@") else "here",
+            )
+        ],
+        facts={"options": options},
+    )
+
+
 @rule(
     "JPX1623",
     "transform-needs-a-function",
     types=("TypeError",),
-    clues=("Expected a callable value, got", "Expected a function, got a generator function"),
+    clues=("Expected a callable value, got", "Expected a function, got a generator function", "jit() missing 1"),
 )
 def transform_needs_a_function(failure: Failure) -> Finding | None:
+    if failure.search(r"^(?:\w+\.)?jit\(\) missing 1 required positional argument: 'fun'"):
+        return _jit_without_function(failure)
     match = failure.search(r"^(?:Expected a callable value, got |Expected a function, got a generator function: )(.*)")
     if match is None:
         return None

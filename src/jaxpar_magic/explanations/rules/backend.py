@@ -272,7 +272,7 @@ _TOGETHER = "jax is Python code on top of the compiled package jaxlib. Both come
 @rule("JPX1307", "jaxlib-too-old", types=("RuntimeError", "ImportError"), clues=("jaxlib",))
 def jaxlib_too_old(failure: Failure) -> Finding | None:
     match = failure.search(
-        r"jaxlib is version (\S+), but this version of jax requires version >= ([\d.]*\d)"
+        r"jaxlib is version (\S+), but this version of jax requires version (?:>= ?)?([\d.]*\d)"
     ) or failure.search(r"()This version of jax requires jaxlib version >= ([\d.]*\d)")
     if match is None:
         return None

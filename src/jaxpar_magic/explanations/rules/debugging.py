@@ -40,7 +40,9 @@ _REASONS = {
     clues=("nvalid value (nan)", "nvalid value (inf)", "jax_config.debug_nans.value", "jax_debug_infs"),
 )
 def nan_found(failure: Failure) -> Finding | None:
-    match = failure.search(r"[Ii]nvalid value \((nan|inf)\) encountered in ([\w() <>.-]+)")
+    match = failure.search(
+        r"[Ii]nvalid value \((nan|inf)\) encountered in ([\w() <>-]+(?:\.[\w() <>-]+)*?)(?:\. |\.?$|\n)", re.M
+    )
     optimized = failure.search(r"^\('?(.+?)'?, '(nan|inf)'\)\. Because\s+jax_config\.debug_nans")
     if match is not None:
         kind, operation = match.group(1), match.group(2).strip().rstrip(".")

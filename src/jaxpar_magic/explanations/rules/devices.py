@@ -247,6 +247,7 @@ def device_count_set_too_late(failure: Failure) -> Finding | None:
         Fix(
             "Set it first in the program (in a notebook: restart the kernel and run this first)",
             f"import jax\njax.config.update({option!r}, {value or 8})",
+            kind="start",
         )
     )
     have = f" It runs with {counted(failure.devices, 'device')}." if failure.devices is not None else ""

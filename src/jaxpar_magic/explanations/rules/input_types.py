@@ -612,6 +612,9 @@ def iterable_is_no_array(failure: Failure) -> Finding | None:
         return None
     if failure.user is not None and failure.user.raises:
         return None
+    summed = problem is not None and (problem.function or "").startswith("_reduce_")
+    if summed and call is not None and call.args and source is None:
+        source = call.args[0]
     if source is None and call is not None and problem is not None and not problem.jit and call.args:
         source = call.args[0]
     base = re.match(r"\w+", problem.path or "") if problem is not None else None
@@ -621,13 +624,15 @@ def iterable_is_no_array(failure: Failure) -> Finding | None:
     if call is not None and source is not None:
         inner = source[1:-1] if source.startswith("(") and source.endswith(")") else source
         listing = f"[{inner}]" if kind == "generator" and " for " in inner else made
-        if problem is not None and problem.jit:
+        if problem is not None and (problem.jit or summed):
             listing = f"jnp.array({listing})"
         if call.source == f"{call.function}{source}":  # a generator alone shares the brackets of the call
             new = f"{call.function}({listing})"
             code = rewritten(failure, call.source, new)
         code = code or failure.rewrite(source, listing)
     function = (problem.function if problem is not None else None) or (call.name if call is not None else "JAX")
+    if function.startswith("_reduce_") and call is not None:
+        function = call.function
     word = {"generator": "a generator", "map": "a map object", "zip": "a zip object", "filter": "a filter object"}.get(
         kind, f"a {kind}"
     )
@@ -638,7 +643,7 @@ def iterable_is_no_array(failure: Failure) -> Finding | None:
         why="JAX needs to know how many items there are, and of which shape, before it computes. A generator or a "
         "view gives its "
         "items one by one, and a set has no order.",
-        fixes=[Fix("Make a list of it", code or f"jnp.array({made})")],
+        fixes=[Fix("Make an array of it" if summed else "Make a list of it", code or f"jnp.array({made})")],
         facts={"type": kind, "function": function, "argument": source},
     )
 

@@ -154,7 +154,8 @@ def uneven_fixes(
     if kept:
         cut = ", ".join([":"] * axis + [f":{kept}"])
         fixes.append(Fix(f"Leave out the last {size - kept}", f"{variable} = {variable}[{cut}]"))
-    if axis == 0:
+    applied = failure.applied("shard_map") if failure is not None else None
+    if axis == 0 and (applied is None or len(applied[0].args) < 2):
         fixes.append(
             Fix(
                 "For a function of one item: map it, any length on any number of devices",

@@ -697,6 +697,7 @@ _KEYWORDS = {"size": "shape", "low": "minval", "high": "maxval", "seed": "key", 
         "missing",
         "while tracing the function _randint at",
         "object is not iterable",
+        "as a data type",
         "requires ndarray or scalar arguments, got <class 'tuple'>",
     ),
     priority=20,
@@ -708,6 +709,9 @@ def random_arguments(failure: Failure) -> Finding | None:
     keyword = failure.search(r"^(?:\w+\.)*(\w+)\(\) got an unexpected keyword argument '(\w+)'")
     missing = failure.search(r"^(?:\w+\.)*(\w+)\(\) missing (\d+) required positional arguments?: (.+)$")
     order = failure.is_a("TracerArrayConversionError") and call.name == "randint" and len(call.args) == 4
+    dtype = failure.search(r"^Cannot interpret '(.*)' as a data type$") if len(call.args) == 3 else None
+    # two whole numbers may be sizes without their brackets: JPX0827
+    bounds = dtype is not None and not (dtype.group(1).isdigit() and re.fullmatch(r"[1-9]\d*", call.args[1]))
     if keyword is not None and keyword.group(1) == call.name:
         name = keyword.group(2)
         what = f"{call.function} has no parameter {name}: its parameters differ from numpy's."
@@ -744,6 +748,18 @@ def random_arguments(failure: Failure) -> Finding | None:
         new = f"{call.function}({key}, {parameter}, {shape})"
         what = f"{call.function} takes the key, the parameter, and then the shape; `{shape}` stands for the parameter."
         fixes = [Fix("Give the shape last", rewritten(failure, call.source, new))]
+    elif bounds and call.name == "uniform":
+        key, low, high = call.args
+        shape = call.keywords.get("shape", "()")
+        what = f"{call.function} takes the shape after the key, then the dtype: `{high}` stands for the dtype."
+        new = f"{call.function}({key}, {shape}, minval={low}, maxval={high})"
+        fixes = [Fix("Give the bounds by name", rewritten(failure, call.source, new))]
+    elif bounds and call.name == "normal":
+        key, mean, spread = call.args
+        shape = call.keywords.get("shape", "()")
+        what = f"{call.function} takes the shape after the key, then the dtype: `{spread}` stands for the dtype."
+        new = f"{mean} + {spread} * {call.function}({key}, {shape})"
+        fixes = [Fix("Shift and scale standard numbers", rewritten(failure, call.source, new))]
     elif order:
         key, low, high, shape = call.args
         new = f"{call.function}({key}, {shape}, {low}, {high})"

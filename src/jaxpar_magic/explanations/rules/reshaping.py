@@ -207,6 +207,39 @@ def no_such_axis_of_a_mean(failure: Failure) -> Finding | None:
     )
 
 
+_OF_TWO = {"max": "maximum", "min": "minimum", "amax": "maximum", "amin": "minimum", "sum": "add", "prod": "multiply"}
+
+
+@rule("JPX0812", "no-such-axis", types=("TypeError",), clues=("object is not iterable",))
+def number_in_place_of_an_axis(failure: Failure) -> Finding | None:
+    call = called_with(failure, *_OF_TWO, "mean", "any", "all")
+    if (
+        call is None
+        or len(call.args) != 2
+        or not failure.from_jax
+        or not re.match(r"(?:jnp|jax\.numpy)\.", call.function)
+    ):
+        return None
+    axis = call.args[1]
+    variable = failure.variable(axis)
+    number = re.fullmatch(r"-?\d*\.\d*(?:e-?\d+)?", axis) or (variable is not None and variable.type == "float")
+    if not failure.search(r"^'float' object is not iterable$") or not number:
+        return None
+    root = call.function.rpartition(".")[0]
+    two = _OF_TWO.get(call.name)
+    fixes = [Fix("Reduce all items of an array of the two", f"{call.function}(jnp.array([{call.args[0]}, {axis}]))")]
+    if two is not None:
+        code = rewritten(failure, call.source, f"{root}.{two}({call.args[0]}, {axis})")
+        fixes.insert(0, Fix("Use the function of two values", code))
+    return Finding(
+        what=f"The second argument of {call.function} is the axis, and `{axis}` is a float.",
+        why=f"{call.function} reduces one array along an axis. It does not take several values, as Python's "
+        f"{call.name} does.",
+        fixes=fixes,
+        facts={"axis": axis, "function": call.function},
+    )
+
+
 def _axes(rank: int) -> str:
     return f"axes 0 to {rank - 1}" if rank > 1 else "axis 0 only" if rank else "no axes at all (it is a single number)"
 

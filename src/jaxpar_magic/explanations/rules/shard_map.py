@@ -58,7 +58,7 @@ def shard_map_size_not_divisible(failure: Failure) -> Finding | None:
         f"axis {mesh_axis.strip(chr(39))} of size {parts}: {size} is not a multiple of {parts}.",
         why="shard_map gives each device a block of the same size, so the size must be a multiple of the "
         "number of devices along the mesh axis.",
-        fixes=uneven_fixes(name, shape, axis, size, parts),
+        fixes=uneven_fixes(name, shape, axis, size, parts, failure),
         facts={"array": name, "axis": axis, "size": size, "parts": parts, "shape": shape, "mesh_axis": mesh_axis},
     )
 

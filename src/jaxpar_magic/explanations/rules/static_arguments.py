@@ -26,7 +26,9 @@ def _unhashable(failure: Failure) -> tuple[str, str] | None:
         re.S,
     )
     if match is None:  # JAX before 0.4 names the type only
-        old = failure.search(r"Non-hashable static arguments are used in a jit function.*?<class '([^']+)'>", re.S)
+        old = failure.search(
+            r"Non-hashable static arguments are (?:used in a jit|not supported).*?<class '([^']+)'>", re.S
+        )
         return (old.group(1), "not shown") if old is not None else None
     return match.group(1), match.group(2)
 
@@ -40,7 +42,7 @@ def static_argument_without_a_hash(failure: Failure) -> Finding | None:
     name = kind.rpartition(".")[2]
     if "Tracer" in name or name in ("ArrayImpl", "ndarray", "PRNGKeyArray", "DeviceArray"):
         return None
-    short = value if len(value) <= 60 else value[:57] + "..."
+    short = "" if value == "not shown" else f"{value if len(value) <= 60 else value[:57] + '...'}, "
     fixes = []
     if name == "list":
         fixes.append(Fix("Pass a tuple", _passed(failure, value, "tuple({})", "f(x, tuple(sizes))")))
@@ -90,7 +92,7 @@ def static_argument_without_a_hash(failure: Failure) -> Finding | None:
             )
         )
     return Finding(
-        what=f"A static argument of the jitted function is {short}, a {name}, which has no hash.",
+        what=f"A static argument of the jitted function is {short}a {name}, which has no hash.",
         why=_WHY,
         fixes=fixes,
         facts={"type": kind, "value": short},
@@ -165,9 +167,10 @@ def static_argument_is_an_array(failure: Failure) -> Finding | None:
             Fix("If the function needs its values to compile, pass a tuple of them", "f(x, tuple(values.tolist()))")
         )
     short = " ".join(value.split())[:40]
+    shown = "" if value == "not shown" else f", {short}"
     of = f" (`{source}`)" if source else ""
     return Finding(
-        what=f"A static argument of the jitted function{of} is a {whose} array, {short}: arrays have no hash, even "
+        what=f"A static argument of the jitted function{of} is a {whose} array{shown}: arrays have no hash, even "
         "those that "
         "hold one number.",
         why=_WHY,
@@ -372,6 +375,21 @@ def array_as_dict_key(failure: Failure) -> Finding | None:
     )
 
 
+def _jitted_class(name: str) -> Finding:
+    return Finding(
+        what=f"jit was put on the class {name}. It then stands for the call {name}(…), which returns an object, and a "
+        "compiled function can return only arrays.",
+        why="jit compiles a function. Of a class it is the methods that compute.",
+        fixes=[
+            Fix(
+                "Take jit off the class, and put it on the function that uses the object (or on a method)",
+                f"{name} = {name}.__wrapped__\nobject = {name}()\nrun = jax.jit(lambda x: object(x))",
+            )
+        ],
+        facts={"class": name},
+    )
+
+
 def _without(failure: Failure, function: str, key: str, applied: str) -> str | None:
     """The function without an entry of the dict that it returns, and the entry put in at the call."""
     tree, _ = parse_fragment(failure.sources.get(function, ""))
@@ -417,6 +435,11 @@ def result_is_no_array(failure: Failure) -> Finding | None:
     name = kind.rpartition(".")[2]
     if name == "NoneType":
         return None
+    jitted = re.search(
+        rf"@(?:jax\.)?(?:jit|partial\((?:jax\.)?jit\b.*\))\nclass {name}\b", failure.sources.get(name, "")
+    )
+    if jitted is not None:
+        return _jitted_class(name)
     # JAX 0.8 prints the name of the transformation where the place should stand
     place = None if place in (transform, "") else place
     at = f" at {place} of its result" if place else ""

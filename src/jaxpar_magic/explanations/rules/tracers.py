@@ -23,7 +23,8 @@ def _construct(failure: Failure) -> tuple[str | None, str | None]:
     (None, …) if unknown.
     """
     frame = failure.user
-    if frame is None:
+    truth = failure.is_a("TracerBoolConversionError") or failure.search(r"problem arose with the `bool` function")
+    if frame is None or not truth:
         return None, None
     if failure.inner_frames and any(f.package not in ("jax", "own") for f in failure.inner_frames):
         return None, None  # a library's own `if`
@@ -182,6 +183,11 @@ def _if_fixes(failure: Failure, condition: str) -> list[Fix]:
                 if values is not None:
                     target, yes, no = values
                     where = f"{target} = jnp.where({test}, {yes}, {no})"
+                elif (several := _assigned_in_branches(node, test)) is not None:
+                    return [
+                        Fix("Compute both values of each name and choose", several),
+                        *_last_resorts(failure, condition),
+                    ]
                 break
     cond = f"jax.lax.cond({test}, lambda: {yes}, lambda: {no})"
     returned = _returned(failure, condition)
@@ -361,6 +367,24 @@ def _inputs_of_call(failure: Failure, function: str) -> dict[str, str]:
     return dict(zip(head.group(1).split(", "), call.args)) | dict(call.keywords)
 
 
+def _assigned_in_branches(node: ast.If, test: str) -> str | None:
+    """All names that the branches of an `if` set, each by a where; None if a branch does anything else."""
+    branches: list[dict[str, str]] = []
+    for body in (node.body, node.orelse):
+        values: dict[str, str] = {}
+        for step in body:
+            target = step.targets[0] if isinstance(step, ast.Assign) and len(step.targets) == 1 else None
+            if not isinstance(step, ast.Assign) or not isinstance(target, ast.Name):
+                return None
+            if any(isinstance(n, ast.Name) and n.id in values for n in ast.walk(step.value)):
+                return None  # it reads what this branch has set
+            values[target.id] = ast.unparse(step.value)
+        branches.append(values)
+    names = list(dict.fromkeys([*branches[0], *branches[1]]))
+    chosen = [f"jnp.where({test}, {branches[0].get(name, name)}, {branches[1].get(name, name)})" for name in names]
+    return f"{', '.join(names)} = {', '.join(chosen)}" if names else None
+
+
 def _assigned(node: ast.If) -> tuple[str, str, str] | None:
     """(target, value if true, value if false) of an `if` that sets one name."""
     if len(node.body) != 1 or len(node.orelse) > 1:
@@ -377,7 +401,11 @@ def _assigned(node: ast.If) -> tuple[str, str, str] | None:
     return None
 
 
-@rule("JPX0501", "if-on-a-traced-value", types=("TracerBoolConversionError",))
+# Before JAX 0.4 there was no type of its own for truth.
+_TYPES = ("TracerBoolConversionError", "ConcretizationTypeError")
+
+
+@rule("JPX0501", "if-on-a-traced-value", types=_TYPES)
 def if_on_a_traced_value(failure: Failure) -> Finding | None:
     kind, condition = _construct(failure)
     if kind not in ("if", "assert"):
@@ -392,7 +420,7 @@ def if_on_a_traced_value(failure: Failure) -> Finding | None:
     )
 
 
-@rule("JPX0502", "while-on-a-traced-value", types=("TracerBoolConversionError",))
+@rule("JPX0502", "while-on-a-traced-value", types=_TYPES)
 def while_on_a_traced_value(failure: Failure) -> Finding | None:
     kind, condition = _construct(failure)
     if kind != "while":
@@ -439,7 +467,7 @@ def _whole_loop(failure: Failure, tested: list[str]) -> tuple[str, list[str]] | 
     return "\n".join(map(ast.unparse, loops[0].body)), state
 
 
-@rule("JPX0503", "and-or-not-on-traced-values", types=("TracerBoolConversionError",))
+@rule("JPX0503", "and-or-not-on-traced-values", types=_TYPES)
 def and_or_not_on_traced_values(failure: Failure) -> Finding | None:
     kind, condition = _construct(failure)
     words = {"and": "and", "or": "or", "not": "not", "in": "in", "chain": "chained comparison"}

@@ -103,7 +103,7 @@ def mapped_sizes_differ(failure: Failure) -> Finding | None:
     "mapped-sizes-differ",
     types=("ValueError",),
     clues=("is partitioned", "maps array axis"),
-    priority=5,
+    priority=6,  # before JPX0104, which fits the words of one argument too
 )
 def pmapped_sizes_differ(failure: Failure) -> Finding | None:
     # since JAX 0.8 pmap does not compare its arguments: the odd one does not divide by the devices
@@ -121,6 +121,9 @@ def pmapped_sizes_differ(failure: Failure) -> Finding | None:
         variable = failure.variable(source) or failure.variable(f"args[{index}]")
         if variable is not None and variable.shape and axis < len(variable.shape):
             found.append(_Axis(variable.shape[axis] or 0, axis, source, str(variable)))
+    shared = _first_is_shared(failure, found, devices, size, axis)
+    if shared is not None:
+        return shared
     if len({a.size for a in found}) < 2:
         if found or position is None or position.group(1) == "0":
             return None
@@ -135,6 +138,33 @@ def pmapped_sizes_differ(failure: Failure) -> Finding | None:
         fixes=[Fix(f"Share {odd.argument} among all items instead of mapping it", code)],
         facts={"sizes": tuple(a.size for a in found), "arguments": tuple(a.argument for a in found)},
         guess=not any(a.type != "?" for a in found),
+    )
+
+
+def _first_is_shared(failure: Failure, found: Sequence[_Axis], devices: int, size: int, axis: int) -> Finding | None:
+    """pmap takes the number of items from its first argument: a dict of parameters was meant to be the same for all."""
+    calls = failure.applied("pmap")
+    if calls is None or failure.devices in (None, devices) or "devices" in calls[1].keywords:
+        return None
+    outer, inner = calls
+    first = outer.args[0] if outer.args else ""
+    variable = failure.variable(first)
+    container = variable is not None and variable.type in ("dict", "list", "tuple")
+    if len(outer.args) < 2 or not container or inner.keywords.get("in_axes") or {a.size for a in found} - {size}:
+        return None
+    names = {a.argument for a in found} or set(outer.args[1:])
+    in_axes = f"({', '.join('0' if a in names else 'None' for a in outer.args)})"
+    return Finding(
+        what=f"pmap maps its arguments together, one item of each at a time, but their lengths differ: axis {axis} of "
+        f"{listed(sorted(names))} has {size}, and axis {axis} of the first array in {first} has {devices}.",
+        why=_LENGTHS_WHY.format(name="pmap"),
+        fixes=[
+            Fix(
+                f"Share {first} among all items instead of mapping it",
+                failure.rewrite(inner.source, inner.changed(in_axes=in_axes)) or inner.changed(in_axes=in_axes),
+            )
+        ],
+        facts={"sizes": (devices, size), "arguments": (first, *names)},
     )
 
 
