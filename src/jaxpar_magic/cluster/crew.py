@@ -24,7 +24,7 @@ from ..mapping.monitor import Monitor
 from ..mapping.result import duration
 from ..mapping.worker_pickle import Outbound
 from . import on_call
-from .engines import has_ended, is_stopped
+from .engines import has_ended, is_stopped, just_ended
 from .mesh import make_way
 from .settings import jax_options
 from .transport import LEAST_SHARED, Block, can_share
@@ -141,6 +141,13 @@ class _Memory:
         self.unfinished: dict[int, list[Any]] = {}
         self.shares: dict[int, bool] = {}
 
+    def unfinished_of(self, engine: int) -> list[Any]:
+        """What an engine still runs of earlier maps: it may outlast several."""
+        left = [result for result in self.unfinished.pop(engine, []) if not result.done()]
+        if left:
+            self.unfinished[engine] = left
+        return list(left)
+
 
 _memories: weakref.WeakKeyDictionary[Cluster, _Memory] = weakref.WeakKeyDictionary()
 
@@ -180,17 +187,15 @@ class Crew:
             raise ClusterError("the cluster has no engines left.", next_step="%jaxcluster stop, then %jaxcluster start")
 
     def _all_engines(self) -> list[Member]:
-        engines = self.cluster.engines
-        return [
-            Member(
-                e,
-                self.cluster.client[e.id],
-                can_share() and self.cluster.here(e) and self._memory.shares.get(e.id, True),
-                self._allowed if self._allowed is not None else 0.8 / sum(e.host == other.host for other in engines),
-                unfinished=self._memory.unfinished.pop(e.id, []),
-            )
-            for e in engines
-        ]
+        engines, members = self.cluster.engines, []
+        for e in engines:
+            with contextlib.suppress(*just_ended()):
+                shares = can_share() and self.cluster.here(e) and self._memory.shares.get(e.id, True)
+                part = 0.8 / sum(e.host == other.host for other in engines)
+                allowed = self._allowed if self._allowed is not None else part
+                unfinished = self._memory.unfinished_of(e.id)
+                members.append(Member(e, self.cluster.client[e.id], shares, allowed, unfinished=unfinished))
+        return members
 
     def _renew(self) -> None:
         """Engines that joined take part, and lost ones come back where the cluster is this notebook's own."""
@@ -314,7 +319,7 @@ class Crew:
         member.flights.append(flight)
         try:
             flight.result = member.view.apply_async(on_call.call, name, *arguments)
-        except LookupError:  # it has just ended
+        except just_ended():
             member.flights.remove(flight)
             if flight.piece is None:
                 self._memory.loaded.pop(member.engine.id, None)
@@ -532,7 +537,7 @@ class Crew:
         for member in self.members:
             queued = [identity for flight in member.flights[1:] for identity in flight.result.msg_ids]
             if queued:
-                with contextlib.suppress(LookupError):  # it has just ended
+                with contextlib.suppress(*just_ended()):
                     self.cluster.client.abort(queued, targets=[member.engine.id], block=False)
         self.cluster.interrupt(running)
 

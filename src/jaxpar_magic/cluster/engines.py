@@ -263,7 +263,10 @@ class Cluster:
         text = json.dumps(request)
         call = f"(lambda names: (exec({self._requests!r}, names), names['main']({text!r}))[1])({{'__name__': 'x'}})"
         # `eval` travels by its name: a pickled function would crash an engine with another version of Python.
-        asked = {i: self.client[i].apply_async(eval, call) for i in ids}
+        asked = {}
+        for i in ids:
+            with contextlib.suppress(*just_ended()):
+                asked[i] = self.client[i].apply_async(eval, call)
         deadline = time.monotonic() + timeout
         answers = {}
         for i, result in asked.items():
@@ -320,7 +323,7 @@ class Cluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(engine.pid, number)
             else:  # by the process that ipyparallel puts beside each engine, which answers while that computes
-                with contextlib.suppress(LookupError):  # it has just ended
+                with contextlib.suppress(*just_ended()):
                     answers[i] = self.client.send_signal(number, targets=[i], block=False)
         return answers
 
@@ -447,6 +450,13 @@ def is_stopped(engine: Engine) -> bool:
         return engine.at_home and psutil.Process(engine.pid).status() == psutil.STATUS_STOPPED
     except psutil.Error:
         return False
+
+
+def just_ended() -> tuple[type[Exception], ...]:
+    """What ipyparallel raises when it is to send something to an engine that has just ended."""
+    from ipyparallel.error import NoEnginesRegistered
+
+    return LookupError, NoEnginesRegistered  # the latter after the last one
 
 
 def has_ended(engine: Engine) -> bool:

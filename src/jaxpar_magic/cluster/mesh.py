@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import ClusterError, JaxparError
 from . import engine_spmd
-from .engines import Cluster, Engine, alive, is_stopped
+from .engines import Cluster, Engine, alive, is_stopped, just_ended
 from .launch import LOOPBACK
 from .transport import Block, can_share
 
@@ -254,7 +254,7 @@ def ask_all(
         for engine, rest in zip(engines, arguments):
             try:
                 asked.append(cluster.client[engine.id].apply_async(function, *rest))
-            except (IndexError, ipyparallel.error.NoEnginesRegistered):  # it ended just now
+            except just_ended():
                 raise _lost(cluster, engine, engines) from None
             waiting.append((engine, asked[-1]))
         while waiting:
