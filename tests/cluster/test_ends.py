@@ -168,6 +168,14 @@ def test_more_engines_than_there_is_memory_for_are_refused(nothing_new, monkeypa
         jaxpar_magic.cluster.start(1000)
 
 
+def test_a_home_that_cannot_be_written_to_is_named(nothing_new, monkeypatch, tmp_path):
+    Path(tmp_path, "file").touch()
+    with monkeypatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(tmp_path / "file"))
+        with pytest.raises(ClusterError, match="cannot hold the cluster's files: Not a directory"):
+            jaxpar_magic.cluster.start(2)
+
+
 def test_a_missing_launcher_is_named(nothing_new, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterError, match="'sbatch' is not to be found"):

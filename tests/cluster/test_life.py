@@ -192,7 +192,9 @@ def test_a_killed_engine_is_replaced_and_its_share_with_it(cluster):
     cluster.kill([doomed])
     assert [engine.id for engine in cluster.engines] == [other]
     assert cluster.lost == 1
-    assert "1 engine ended since the start" in str(jaxpar_magic.cluster.status())
+    status = jaxpar_magic.cluster.status()
+    assert "1 engine ended since the start; the next map starts others" in str(status)
+    assert "others are started where it was started" in str(dataclasses.replace(status, owned=False))
     (new,) = cluster.restart_lost()
     assert [engine.id for engine in cluster.engines] == sorted([other, new.id])
     assert new.devices == cluster.engines[0].devices

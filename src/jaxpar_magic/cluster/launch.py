@@ -66,6 +66,18 @@ def profile_folder(profile: str) -> Path:
     return folder
 
 
+def _own_folder() -> str:
+    """A new folder for a cluster, for this user's eyes only. Raises ClusterError where none can be made."""
+    try:
+        own_folders().mkdir(mode=0o700, parents=True, exist_ok=True)
+        return tempfile.mkdtemp(prefix="cluster-", dir=own_folders())
+    except OSError as error:
+        raise ClusterError(
+            f"{own_folders()} cannot hold the cluster's files: {error.strerror}.",
+            next_step="set the environment variable IPYTHONDIR to a folder that you can write to.",
+        ) from None
+
+
 def shared_folder() -> str:
     """A new private folder in shared memory, or among temporary files where the system has none."""
     return tempfile.mkdtemp(prefix="jaxpar-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
@@ -151,8 +163,7 @@ class Launcher:
     def __init__(self, launch: Launch):
         launcher = _check(launch.launcher)
         if launch.profile is None:
-            own_folders().mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(prefix="cluster-", dir=own_folders())  # for this user's eyes only
+            folder = _own_folder()
         else:
             folder = str(profile_folder(launch.profile))
         self.launch = launch

@@ -73,7 +73,8 @@ class Status(Described):
             blocks.append(Paragraph(f"… and {len(self.engines) - _SHOWN} more engines."))
         notes = [*self.notes]
         if self.lost:
-            notes.append(f"{_plural(self.lost, 'engine')} ended since the start; the next map starts others.")
+            anew = "the next map starts others" if self.owned else "others are started where it was started"
+            notes.append(f"{_plural(self.lost, 'engine')} ended since the start; {anew}.")
         if notes:
             blocks.append(Items(tuple(notes)))
         return Document(tuple(blocks))
