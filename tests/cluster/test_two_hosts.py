@@ -464,7 +464,7 @@ finally:
     try:
         error = notebook.answer()
         assert "ended during an SPMD program" in error
-        assert "(far) gives no answer (its machine or the network to it is gone)" in error
+        assert "far" in error and "its machine or the network to it is gone" in error
         assert "Next: run it again: engines are started anew" in error
         assert spmd_works(notebook) == ["near"]
     finally:

@@ -50,6 +50,7 @@ DRAIN = 1.5
 # Seconds for pieces before a failed one to end, so that the first failure is the one that is told.
 GRACE = 5.0
 _AGAIN = 0.5  # seconds after which an engine that still runs is interrupted once more
+_LATER = 2.0  # the same, in the next map, for one that could not be reached at the end of its own
 _TICK = 0.1
 
 
@@ -176,7 +177,7 @@ class Crew:
         self._error: tuple[int, BaseException] | None = None
         self._failed_at = 0.0
         self._stopped = False
-        self._next_look = 0.0
+        self._next_look = self._next_interrupt = 0.0
         self._free: list[Member] = []  # engines that may take a piece
         make_way(cluster)
         self._renew()
@@ -256,9 +257,17 @@ class Crew:
         there = self.cluster.client.ids
         for member in [m for m in self.members if not m.flights and m.engine.id not in there]:
             self._lost(member, job, False)
+        self._interrupt_unfinished()
         self._show()
         self._watch(job)
         self._free = list(self.members)
+
+    def _interrupt_unfinished(self) -> None:
+        """Engines that still run what an earlier map was to end: the network to them may be back by now."""
+        busy = [member.engine.id for member in self.members if member.busy]
+        if busy and time.monotonic() >= self._next_interrupt:
+            self._next_interrupt = time.monotonic() + _LATER
+            self.cluster.interrupt(busy)
 
     def _goes_on(self) -> bool:
         if self._error is None:
