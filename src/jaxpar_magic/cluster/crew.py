@@ -134,6 +134,10 @@ class Job(Protocol):
         """Keep that a piece has no result, or raise `error`."""
 
 
+def _stopped_meanwhile() -> ClusterError:
+    return ClusterError("the cluster was stopped while a map ran.", next_step="%jaxcluster start")
+
+
 class _Memory:
     """What is known of the engines of a cluster between maps."""
 
@@ -230,10 +234,12 @@ class Crew:
                 self._receive(job, _TICK)
                 self.monitor.check()
                 if self._stopped:
-                    raise ClusterError("the cluster was stopped while a map ran.", next_step="%jaxcluster start")
+                    raise _stopped_meanwhile()
             if self._error is not None:
                 raise self._error[1]
-        except BaseException:
+        except BaseException as error:
+            if self._stopped and isinstance(error, Exception) and self._error is None:
+                raise _stopped_meanwhile() from None  # whatever a send raises whose socket is closed by now
             self._wind_up(job)
             raise
         finally:
