@@ -76,7 +76,8 @@ class ClusterMaps:
         timer.compile = time.perf_counter() - begin
         with _held(self.cluster, monitor):
             crew = Crew(self.cluster, monitor, options.memory)
-            plan = self.plan(item, batch.length, options if finished is None else _cut_as(finished.chunk_size, options))
+            as_before = options if finished is None else replace(options, chunk_size=finished.chunk_size)
+            plan = self.plan(item, batch.length, as_before)
             if identity is not None and finished is None:
                 assert options.checkpoint is not None
                 finished = new_folder(options.checkpoint, identity, plan.chunk_size)
@@ -193,10 +194,6 @@ def _chunk(facts: ItemFacts, length: int, engines: int, devices: int, batch_size
         least = devices * LEAST_WIDTH
     size = max(size, min(least, math.ceil(share / LEAST_CHUNKS)))
     return min(size, most), "chunks go to engines as they come free, neighbours together where they are quick"
-
-
-def _cut_as(size: int, options: MapOptions) -> MapOptions:
-    return replace(options, chunk_size=size)
 
 
 def _neighbours(todo: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
